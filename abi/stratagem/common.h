@@ -12,7 +12,8 @@
  * only at the end. STG_<NAME>_MIN_SIZE is the smallest size ever released: less is refused, so is more than
  * STG_MAX_STRUCT_SIZE_BYTES (an uninitialised size). Of an argument struct, bytes past what the callee knows must be zero. Of a
  * result struct, the callee fills what both know and lowers `struct_size` to what it honoured. Of a function table, slots past
- * what the caller knows are not called; a null slot and a slot past the size are the same: the function is absent.
+ * what the caller knows are not called; a null slot and a slot past the size are the same: the function is absent (STG_HAS). Of a
+ * struct that is refused for its size nothing else is read: what it would have moved stays the caller's.
  *
  * Only fixed-width integers, double, pointers and structs of these cross. Enumerations are uint32_t; an unknown value is an error.
  * No struct has padding.
@@ -23,11 +24,13 @@
  *              own callbacks, gets STG_FAILED_PRECONDITION.
  *   [replica]  called by a strategy, for one replica at a time; different replicas on different threads at the same time. With
  *              STG_CREATE_CALLER_THREAD_ONLY: only on the thread that is inside a call of the instance.
- * The words after it are the states (see states.h) in which the call is legal; without any, all are.
+ * The words after it are the states (see states.h) in which the call is legal: created, fit, evaluate, modelless, draining; `live` is
+ * all but draining, `all` is all of them, and so is none.
  */
 #ifndef STRATAGEM_COMMON_H
 #define STRATAGEM_COMMON_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -50,6 +53,11 @@
 
 /* A struct_size above this is taken for uninitialised memory and refused. */
 #define STG_MAX_STRUCT_SIZE_BYTES 65536u
+
+/* Whether the function table `table`, of struct type `type`, has the function `slot`: its size reaches so far and the slot is not
+ * null. STG_HAS(stg_model, model, bind). */
+#define STG_HAS(type, table, slot)                                                                                  \
+  ((table)->struct_size >= offsetof(type, slot) + sizeof((table)->slot) && (table)->slot != 0)
 
 /* The ABI is defined for 64-bit platforms only. */
 STG_ASSERT(sizeof(void *) == 8, pointers_have_64_bits);

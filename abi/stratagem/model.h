@@ -113,8 +113,8 @@ typedef struct stg_gradient_sink {
   uint64_t struct_size;
   void *self; /* lifetime: the backward call */
   /* Parameter `index` has its gradient, in the parameter's shape and on its device. Each index exactly once per backward, in any
-   * order; null: the parameter got none. The tensor is moved, on error too. `stream` orders it, null: the default one. On a CPU
-   * called on the replica's thread, on an accelerator by autograd's thread of that device. [replica] */
+   * order; null: the parameter got none. Frozen parameters may be left out. The tensor is moved, on error too. `stream` orders it,
+   * null: the default one. On a CPU called on the replica's thread, on an accelerator by autograd's thread of that device. [replica] */
   stg_error *(*ready)(void *self, uint64_t index, stg_tensor *gradient, const stg_stream *stream);
   /* The same for a sparse gradient: int64 indices (sparse_dims, n), values (n, ...), both moved, and the dense shape (borrowed).
    * Null: make it dense and call ready. [replica] */
@@ -152,8 +152,10 @@ typedef struct stg_model {
   /* From here on optional. */
 
   /* Makes parameter `index` (or buffer num_parameters + i) live in `storage`: same shape, dtype and device, writable, kept by the
-   * strategy until destroy_replica. `gradient`, null or such a tensor, is where its gradient shall be written. How replicas on one
-   * CPU share their weights. Both borrowed handles over memory that outlives the replica. [replica] */
+   * strategy until destroy_replica. The values in `storage` are the parameter's from then on (the strategy has put them there), and
+   * describe tells the new memory. `gradient`, null or such a tensor, is where its gradient shall be written (not added); `ready` then
+   * gets a handle over it. How replicas on one CPU share their weights. Both are borrowed handles over memory that outlives the
+   * replica. [replica] */
   stg_error *(*bind)(void *self, stg_replica *replica, uint64_t index, const stg_tensor *storage, const stg_tensor *gradient);
   /* The strategy has written parameters or buffers in place. [replica] */
   stg_error *(*parameters_changed)(void *self, stg_replica *replica);

@@ -65,7 +65,8 @@ typedef uint32_t (*stg_plugin_probe_fn)(const stg_probe_request *request, stg_pr
 #define STG_EXPORT
 #endif
 
-/* The ELF note: owner "Stratagem", type 1, description: JSON text without NUL. Keys: "name", "version", "abi": {"major", "min_minor",
+/* The ELF note: owner "Stratagem", type 1, description: JSON text, filled up with one to four NULs to a multiple of 4 bytes (a reader
+ * cuts at the first). Keys: "name", "version", "abi": {"major", "min_minor",
  * "max_minor"}, "strategies": [names], "models": [names], and what it was built with, where it links them: "libtorch", "cuda", "nccl"
  * (version texts). Read from the file's PT_NOTE segments, without running anything. */
 #define STG_NOTE_OWNER "Stratagem"
@@ -82,7 +83,7 @@ typedef uint32_t (*stg_plugin_probe_fn)(const stg_probe_request *request, stg_pr
     char description[(sizeof(json) + 3) / 4 * 4];                                                                \
   } stg_note_;                                                                                                   \
   static const stg_note_ stg_note_value_ __attribute__((section(STG_NOTE_SECTION), used, aligned(4))) = {            \
-      sizeof(STG_NOTE_OWNER), sizeof(json) - 1, STG_NOTE_TYPE, STG_NOTE_OWNER, json}
+      sizeof(STG_NOTE_OWNER), (sizeof(json) + 3) / 4 * 4, STG_NOTE_TYPE, STG_NOTE_OWNER, json}
 
 STG_EXTERN_C_END
 #endif

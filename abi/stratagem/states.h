@@ -6,7 +6,7 @@
  *   create -> CREATED --setup(model, fit)---------------> FIT -------.
  *                ^   \--setup(model, other stage)-------> EVALUATE --+-- teardown --> CREATED
  *                |    \-setup(no model)-----------------> MODELLESS -'
- *                any of them --a deadline passed inside a callback or kernel, or abort()--> DRAINING (abort, destroy, queries only)
+ *                any of them --a deadline passed inside a callback or kernel, or abort()--> DRAINING (abort, destroy, queries)
  */
 #ifndef STRATAGEM_STATES_H
 #define STRATAGEM_STATES_H

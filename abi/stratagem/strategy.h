@@ -177,7 +177,8 @@ typedef struct stg_reduce_gradients_args {
   uint64_t struct_size;
   stg_gradient_set *const *sets; /* one per device of the instance, in their order; lifetime: the call */
   uint64_t num_sets;
-  uint64_t op; /* STG_REDUCE_MEAN: sum of w_i g_i over sum of w_i; STG_REDUCE_SUM: sum of g_i */
+  uint64_t op; /* STG_REDUCE_MEAN: sum of w_i g_i over sum of w_i, which must not be 0; STG_REDUCE_SUM: sum of g_i; others are
+                  refused */
 } stg_reduce_gradients_args;
 #define STG_REDUCE_GRADIENTS_ARGS_MIN_SIZE 32u
 STG_ASSERT_SIZE(stg_reduce_gradients_args, 32);
@@ -194,16 +195,16 @@ STG_ASSERT_SIZE(stg_reduce_gradients_args, 32);
  * Unknown keys are kept out and reported. */
 #define STG_STATE_FORMAT 1
 
-/* Flags of export_state, import_state and load. */
-#define STG_STATE_COPY 1u   /* export: copies; else views, valid until the next call that changes weights */
-#define STG_STATE_STRICT 2u /* import, load: a missing, unexpected or differently shaped tensor is an error that lists them all */
+/* Flags of export_state, and of import_state and load. */
+#define STG_EXPORT_COPY 1u   /* export_state: copies; else views, valid until the next call that changes weights */
+#define STG_IMPORT_STRICT 1u /* import_state, load: a missing, unexpected or differently shaped tensor is an error that lists them all */
 
 /* Growing. */
 typedef struct stg_checkpoint_args {
   uint64_t struct_size;
   stg_string path;      /* the folder; borrowed */
   stg_string host_json; /* save: kept beside the state, given back by load (loop, loader, schedule); borrowed */
-  uint64_t flags;       /* load: STG_STATE_STRICT */
+  uint64_t flags;       /* load: STG_IMPORT_STRICT */
 } stg_checkpoint_args;
 #define STG_CHECKPOINT_ARGS_MIN_SIZE 48u
 STG_ASSERT_SIZE(stg_checkpoint_args, 48);
@@ -282,9 +283,9 @@ typedef struct stg_strategy_api {
    * or stride-0 gradient is refused before anything is written. [owner, modelless] */
   stg_error *(*reduce_gradients)(stg_strategy *self, const stg_call *call, const stg_reduce_gradients_args *args);
 
-  /* The state as a tree (see above). `flags`: STG_STATE_COPY. [owner, fit evaluate] */
+  /* The state as a tree (see above). `flags`: STG_EXPORT_COPY. [owner, fit evaluate] */
   stg_error *(*export_state)(stg_strategy *self, const stg_call *call, uint64_t flags, stg_tree *out);
-  /* Takes a state (moved or borrowed); parts that the stage has no use for are left out. `flags`: STG_STATE_STRICT. `report`: a dict of
+  /* Takes a state (moved or borrowed); parts that the stage has no use for are left out. `flags`: STG_IMPORT_STRICT. `report`: a dict of
    * lists of names (missing, unexpected, unknown_keys), owned by the caller; may be null. [owner, fit evaluate] */
   stg_error *(*import_state)(stg_strategy *self, const stg_call *call, stg_tree *state, uint64_t flags, stg_tree *report);
   /* Writes a checkpoint folder as a whole or not at all. `args` is borrowed. [owner, fit evaluate] */
