@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/dlpack.hpp"
+
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace stratagem {
+
+namespace {
+
+// A tensor of ours: one allocation for the struct, its shape and its strides.
+struct OwnedTensor {
+  stg_tensor abi{};
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+  std::shared_ptr<const void> storage;
+};
+
+std::vector<int64_t> row_major_strides(std::span<const int64_t> shape) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t step = 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    strides[d] = step;
+    step *= std::max<int64_t>(shape[d], 1);
+  }
+  return strides;
+}
+
+std::shared_ptr<void> allocate_host(uint64_t size_bytes) {
+  const uint64_t rounded = std::max<uint64_t>((size_bytes + 63) / 64 * 64, 64);
+  if (rounded < size_bytes) throw std::bad_alloc();
+  void* memory = std::aligned_alloc(64, rounded);
+  if (memory == nullptr) throw Error{STG_RESOURCE_EXHAUSTED, concat("out of memory on the host: ", size_bytes, " bytes wanted")};
+  return {memory, std::free};
+}
+
+double half_to_double(uint16_t bits) {
+  const int exponent = (bits >> 10) & 0x1F;
+  const int mantissa = bits & 0x3FF;
+  double magnitude;
+  if (exponent == 0) {
+    magnitude = std::ldexp(mantissa, -24);
+  } else if (exponent == 31) {
+    magnitude = mantissa == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+  } else {
+    magnitude = std::ldexp(1024 + mantissa, exponent - 25);
+  }
+  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+template <class T>
+T load(const void* address) {
+  T value;
+  std::memcpy(&value, address, sizeof(T));
+  return value;
+}
+
+double element_as_double(const void* at, stg_dtype dtype) {
+  switch (dtype.code * 256 + dtype.bits) {
+    case STG_DTYPE_BOOL * 256 + 8:
+    case STG_DTYPE_UINT * 256 + 8:
+      return load<uint8_t>(at);
+    case STG_DTYPE_UINT * 256 + 16:
+      return load<uint16_t>(at);
+    case STG_DTYPE_UINT * 256 + 32:
+      return load<uint32_t>(at);
+    case STG_DTYPE_UINT * 256 + 64:
+      return static_cast<double>(load<uint64_t>(at));
+    case STG_DTYPE_INT * 256 + 8:
+      return load<int8_t>(at);
+    case STG_DTYPE_INT * 256 + 16:
+      return load<int16_t>(at);
+    case STG_DTYPE_INT * 256 + 32:
+      return load<int32_t>(at);
+    case STG_DTYPE_INT * 256 + 64:
+      return static_cast<double>(load<int64_t>(at));
+    case STG_DTYPE_FLOAT * 256 + 16:
+      return half_to_double(load<uint16_t>(at));
+    case STG_DTYPE_FLOAT * 256 + 32:
+      return static_cast<double>(load<float>(at));
+    case STG_DTYPE_FLOAT * 256 + 64:
+      return load<double>(at);
+    case STG_DTYPE_BFLOAT * 256 + 16:
+      return static_cast<double>(std::bit_cast<float>(uint32_t{load<uint16_t>(at)} << 16));
+    default:
+      throw invalid_argument("an element of type ", dtype_name(dtype), " can't be read as a number");
+  }
+}
+
+bool is_known(stg_dtype dtype) { return dtype.lanes == 1 && dtype_name(dtype).find(' ') == std::string::npos; }
+
+// The address alignment that loads of this type need (complex: that of its parts).
+uint64_t alignment_bytes(stg_dtype dtype) { return element_size_bytes(dtype) / (dtype.code == STG_DTYPE_COMPLEX ? 2 : 1); }
+
+// Copies a strided host tensor into row-major memory, dimension by dimension.
+void copy_rows(char* destination, const char* source, std::span<const int64_t> shape, const int64_t* strides, uint64_t element_bytes) {
+  if (shape.empty()) {
+    std::memcpy(destination, source, element_bytes);
+    return;
+  }
+  if (shape.size() == 1 && strides[0] == 1) {
+    std::memcpy(destination, source, static_cast<uint64_t>(shape[0]) * element_bytes);
+    return;
+  }
+  uint64_t row_bytes = element_bytes;
+  for (int64_t size : shape.subspan(1)) row_bytes *= static_cast<uint64_t>(size);
+  for (int64_t i = 0; i < shape[0]; ++i) {
+    copy_rows(destination + static_cast<uint64_t>(i) * row_bytes, source + i * strides[0] * static_cast<int64_t>(element_bytes),
+              shape.subspan(1), strides + 1, element_bytes);
+  }
+}
+
+Value copy_value(const stg_value& value) {
+  switch (value.type) {
+    case STG_TENSOR:
+      return copy_tensor(value.as.tensor->view);
+    case STG_LIST:
+    case STG_TUPLE: {
+      List items;
+      items.reserve(value.count);
+      for (uint32_t i = 0; i < value.count; ++i) items.push_back(copy_value(value.as.items[i]));
+      if (value.type == STG_TUPLE) return Tuple{std::move(items)};
+      return items;
+    }
+    case STG_DICT: {
+      Dict dict;
+      dict.reserve(value.count);
+      for (uint32_t i = 0; i < value.count; ++i) {
+        dict.emplace_back(text_of(value.as.entries[i].key), copy_value(value.as.entries[i].value));
+      }
+      return dict;
+    }
+    default:
+      return take(Tree::view(value));
+  }
+}
+
+}  // namespace
+
+std::string dtype_name(stg_dtype dtype) {
+  if (dtype.lanes == 1) {
+    const int bits = dtype.bits;
+    const bool is_integer_width = bits == 8 || bits == 16 || bits == 32 || bits == 64;
+    if (dtype.code == STG_DTYPE_BOOL && bits == 8) return "bool";
+    if (dtype.code == STG_DTYPE_INT && is_integer_width) return concat("int", bits);
+    if (dtype.code == STG_DTYPE_UINT && is_integer_width) return concat("uint", bits);
+    if (dtype.code == STG_DTYPE_FLOAT && is_integer_width && bits != 8) return concat("float", bits);
+    if (dtype.code == STG_DTYPE_BFLOAT && bits == 16) return "bfloat16";
+    if (dtype.code == STG_DTYPE_COMPLEX && (bits == 32 || bits == 64 || bits == 128)) return concat("complex", bits);
+  }
+  return concat("code ", int{dtype.code}, ", ", int{dtype.bits}, " bits, ", dtype.lanes, " lanes");
+}
+
+std::string shape_text(const stg_tensor_view& view) {
+  std::string out = "(";
+  for (int32_t d = 0; d < view.num_dims; ++d) out += (d == 0 ? "" : ", ") + std::to_string(view.shape[d]);
+  return out + ")";
+}
+
+std::string device_name(stg_device device) {
+  std::string kind;
+  switch (device.kind) {
+    case STG_DEVICE_NONE:
+      return "no device";
+    case STG_DEVICE_CPU:
+      kind = "cpu";
+      break;
+    case STG_DEVICE_CUDA:
+      kind = "cuda";
+      break;
+    case STG_DEVICE_CUDA_HOST:
+      kind = "pinned cpu";
+      break;
+    default:
+      kind = concat("device kind ", device.kind);
+  }
+  return concat(kind, ":", device.index);
+}
+
+int64_t numel(const stg_tensor_view& view) noexcept {
+  int64_t product = 1;
+  for (int64_t size : shape_of(view)) product *= size;
+  return product;
+}
+
+std::vector<int64_t> strides_of(const stg_tensor_view& view) {
+  if (view.strides == nullptr) return row_major_strides(shape_of(view));
+  return {view.strides, view.strides + view.num_dims};
+}
+
+bool is_contiguous(const stg_tensor_view& view) noexcept {
+  if (view.strides == nullptr) return true;
+  int64_t expected = 1;
+  for (int32_t d = view.num_dims; d-- > 0;) {
+    if (view.shape[d] == 0) return true;
+    if (view.shape[d] != 1) {
+      if (view.strides[d] != expected) return false;
+      expected *= view.shape[d];
+    }
+  }
+  return true;
+}
+
+void check_tensor(const stg_tensor& tensor, const std::string& where) {
+  const stg_tensor_view& view = tensor.view;
+  if (tensor.dlpack_major != STG_DLPACK_MAJOR) {
+    throw invalid_argument(where, ": a tensor of DLPack ", tensor.dlpack_major, ".", tensor.dlpack_minor, "; this ABI takes 1.x");
+  }
+  if (view.num_dims < 0 || view.num_dims > 64) throw invalid_argument(where, ": ", view.num_dims, " dimensions; 0 to 64 are possible");
+  if (view.num_dims > 0 && view.shape == nullptr) throw invalid_argument(where, ": a null shape with ", view.num_dims, " dimensions");
+  if (!is_known(view.dtype)) {
+    throw invalid_argument(where, ": elements of type ", dtype_name(view.dtype),
+                           "; known are bool, (u)int8 to 64, float16/32/64, bfloat16 and complex32/64/128");
+  }
+  uint64_t size_bytes = element_size_bytes(view.dtype);
+  bool is_empty = false;
+  for (int64_t size : shape_of(view)) {
+    if (size < 0) throw invalid_argument(where, ": the shape ", shape_text(view), " has a negative size");
+    is_empty = is_empty || size == 0;
+  }
+  // Zero sizes don't excuse an overflow of the others: whoever multiplies in another order meets it.
+  for (int64_t size : shape_of(view)) {
+    if (size != 0 && __builtin_mul_overflow(size_bytes, static_cast<uint64_t>(size), &size_bytes)) size_bytes = UINT64_MAX;
+    if (size_bytes > uint64_t{1} << 62) throw invalid_argument(where, ": the shape ", shape_text(view), " needs more than 2^62 bytes");
+  }
+  if (is_empty) return;
+  if (view.strides != nullptr) {
+    uint64_t span_bytes = element_size_bytes(view.dtype);
+    for (int32_t d = 0; d < view.num_dims; ++d) {
+      if (view.shape[d] <= 1) continue;
+      if (view.strides[d] < 0) throw invalid_argument(where, ": negative stride ", view.strides[d], " in dimension ", d);
+      uint64_t reach = 0;
+      if (__builtin_mul_overflow(static_cast<uint64_t>(view.shape[d] - 1), static_cast<uint64_t>(view.strides[d]), &reach) ||
+          __builtin_mul_overflow(reach, element_size_bytes(view.dtype), &reach) || __builtin_add_overflow(span_bytes, reach, &span_bytes) ||
+          span_bytes > uint64_t{1} << 62) {
+        throw invalid_argument(where, ": stride ", view.strides[d], " in dimension ", d, " reaches over 2^62 bytes");
+      }
+    }
+  }
+  if (view.data == nullptr) throw invalid_argument(where, ": null data for the shape ", shape_text(view));
+  const uint64_t address = reinterpret_cast<uintptr_t>(view.data) + view.byte_offset;
+  if (address % alignment_bytes(view.dtype) != 0) {
+    throw invalid_argument(where, ": data + byte_offset (", view.byte_offset, ") is not aligned for ", dtype_name(view.dtype));
+  }
+}
+
+TensorPtr make_strided_tensor(std::shared_ptr<const void> storage, void* data, stg_dtype dtype, std::vector<int64_t> shape,
+                              std::vector<int64_t> strides, uint64_t flags, stg_device device) {
+  auto owned = std::make_unique<OwnedTensor>();
+  owned->shape = std::move(shape);
+  owned->strides = std::move(strides);
+  owned->storage = std::move(storage);
+  owned->abi.dlpack_major = STG_DLPACK_MAJOR;
+  owned->abi.dlpack_minor = STG_DLPACK_MINOR;
+  owned->abi.owner = owned.get();
+  owned->abi.deleter = [](stg_tensor* self) { delete static_cast<OwnedTensor*>(self->owner); };
+  owned->abi.flags = flags;
+  owned->abi.view = {data, device, static_cast<int32_t>(owned->shape.size()), dtype, owned->shape.data(), owned->strides.data(), 0};
+  return TensorPtr{&owned.release()->abi};
+}
+
+TensorPtr make_tensor(std::shared_ptr<const void> storage, void* data, stg_dtype dtype, std::vector<int64_t> shape, uint64_t flags,
+                      stg_device device) {
+  std::vector<int64_t> strides = row_major_strides(shape);
+  return make_strided_tensor(std::move(storage), data, dtype, std::move(shape), std::move(strides), flags, device);
+}
+
+TensorPtr allocate_tensor(stg_dtype dtype, std::vector<int64_t> shape) {
+  uint64_t size_bytes = element_size_bytes(dtype);
+  for (int64_t size : shape) size_bytes *= static_cast<uint64_t>(size);
+  std::shared_ptr<void> memory = allocate_host(size_bytes);
+  std::memset(memory.get(), 0, size_bytes);
+  void* data = memory.get();
+  return make_tensor(std::move(memory), data, dtype, std::move(shape));
+}
+
+TensorPtr copy_tensor(const stg_tensor_view& source) {
+  const uint64_t element_bytes = element_size_bytes(source.dtype);
+  const int64_t num_elements = numel(source);
+  std::shared_ptr<void> memory = allocate_host(static_cast<uint64_t>(num_elements) * element_bytes);
+  if (num_elements > 0 && is_contiguous(source)) {
+    std::memcpy(memory.get(), first_element<>(source), static_cast<uint64_t>(num_elements) * element_bytes);
+  } else if (num_elements > 0) {
+    copy_rows(static_cast<char*>(memory.get()), first_element<char>(source), shape_of(source), source.strides, element_bytes);
+  }
+  void* data = memory.get();
+  const auto shape = shape_of(source);
+  return make_tensor(std::move(memory), data, source.dtype, {shape.begin(), shape.end()});
+}
+
+TensorPtr narrow_rows(std::shared_ptr<const void> keep, const stg_tensor& source, int64_t begin, int64_t num_rows) {
+  std::vector<int64_t> strides = strides_of(source.view);
+  std::vector<int64_t> shape(source.view.shape, source.view.shape + source.view.num_dims);
+  shape[0] = num_rows;
+  const int64_t offset_bytes = begin * strides[0] * static_cast<int64_t>(element_size_bytes(source.view.dtype));
+  TensorPtr rows = make_strided_tensor(std::move(keep), source.view.data, source.view.dtype, std::move(shape), std::move(strides),
+                                       source.flags, source.view.device);
+  rows->view.byte_offset = source.view.byte_offset + static_cast<uint64_t>(offset_bytes);
+  return rows;
+}
+
+double read_element(const stg_tensor_view& view, int64_t index) {
+  int64_t offset = index;
+  if (view.strides != nullptr) {
+    offset = 0;
+    for (int32_t d = view.num_dims; d-- > 0;) {
+      offset += index % view.shape[d] * view.strides[d];
+      index /= view.shape[d];
+    }
+  }
+  return element_as_double(first_element<char>(view) + offset * static_cast<int64_t>(element_size_bytes(view.dtype)), view.dtype);
+}
+
+Tree copy_tree(const stg_value& root) { return make_tree(copy_value(root)); }
+
+}  // namespace stratagem
