@@ -103,7 +103,7 @@ typedef struct stg_model_step_result {
   /* How much the share counts: none: its rows; 0: not at all; a number, or a 0-dim tensor on the device (then the caller releases it).
    * A number overrides the loss kind: the loss is then a mean over this denominator. */
   stg_value denominator;
-  stg_graph *graph; /* null without STG_STEP_GRADIENT; consumed by backward or release_graph */
+  stg_graph *graph; /* null without STG_STEP_GRADIENT; owned by the caller until backward or release_graph consumes it */
 } stg_model_step_result;
 #define STG_MODEL_STEP_RESULT_MIN_SIZE 64u
 STG_ASSERT_SIZE(stg_model_step_result, 64);
