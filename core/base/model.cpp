@@ -19,4 +19,41 @@ Model::Model(const stg_model* model) {
             }};
 }
 
+Replica::Replica(Model model, stg_replicate_args args) {
+  args.struct_size = sizeof args;
+  stg_replica* made = nullptr;
+  check(model.table().replicate(model.self(), &args, &made));
+  replica_ = {made, Destroy{std::move(model)}};
+}
+
+stg_model_description Replica::describe() const {
+  stg_model_description description = sized<stg_model_description>();
+  check(model().table().describe(model().self(), get(), &description));
+  return description;
+}
+
+void Replica::set_mode(bool train) const { check(model().table().set_mode(model().self(), get(), train ? 1 : 0)); }
+
+ModelStep Replica::step(stg_step_context context, Tree batch) const {
+  context.struct_size = sizeof context;
+  stg_model_step_result result = sized<stg_model_step_result>();
+  check(model().table().step(model().self(), get(), &context, batch.argument(), &result));
+  ModelStep step;
+  step.outputs = Tree{result.outputs};
+  step.graph = GraphPtr{result.graph, GraphRelease{model(), get()}};
+  step.denominator = result.denominator;
+  if (result.denominator.type == STG_TENSOR) step.denominator_owner.reset(result.denominator.as.tensor);
+  return step;
+}
+
+void Replica::backward(GraphPtr graph, double scale, const Ready& ready) const {
+  stg_gradient_sink sink = sized<stg_gradient_sink>();
+  sink.self = const_cast<Ready*>(&ready);
+  sink.ready = [](void* self, uint64_t index, stg_tensor* gradient, const stg_stream*) {
+    TensorPtr owned{gradient};
+    return guard([&] { (*static_cast<const Ready*>(self))(index, std::move(owned)); });
+  };
+  check(model().table().backward(model().self(), get(), graph.release(), scale, 0, &sink));
+}
+
 }  // namespace stratagem

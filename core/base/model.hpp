@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model of whoever's making, on the C++ side: the table with absent slots read as null, errors as exceptions, replicas and graphs
-// owned. This is how a strategy sees a model; how to make one on LibTorch is in core/model.
+// A model of whoever's making, as a strategy sees it: absent slots read as null, errors as exceptions, replicas and graphs owned. How
+// to make a model on LibTorch is in core/model.
 #pragma once
 
 #include <stratagem/model.h>
 
+#include <functional>
 #include <memory>
 
 #include "base/structs.hpp"
+#include "base/value.hpp"
 
 namespace stratagem {
 
@@ -26,10 +28,46 @@ class Model {
   std::shared_ptr<const stg_model> table_;
 };
 
-struct ReplicaDestroy {
+struct GraphRelease {
   Model model;
-  void operator()(stg_replica* replica) const noexcept { model.table().destroy_replica(model.self(), replica); }
+  stg_replica* replica = nullptr;
+  void operator()(stg_graph* graph) const noexcept { model.table().release_graph(model.self(), replica, graph); }
 };
-using ReplicaPtr = std::unique_ptr<stg_replica, ReplicaDestroy>;
+/// Must not outlive its replica.
+using GraphPtr = std::unique_ptr<stg_graph, GraphRelease>;
+
+/// What a step of a replica gave.
+struct ModelStep {
+  Tree outputs;
+  stg_value denominator{};  ///< none, a number, or a tensor that `denominator_owner` owns
+  TensorPtr denominator_owner;
+  GraphPtr graph;
+};
+
+/// One replica. Its functions are for one thread at a time.
+class Replica {
+ public:
+  /// Takes a gradient: the parameter's index, and the gradient or null.
+  using Ready = std::function<void(uint64_t index, TensorPtr gradient)>;
+
+  Replica() = default;
+  Replica(Model model, stg_replicate_args args);
+  const Model& model() const { return replica_.get_deleter().model; }
+  stg_replica* get() const { return replica_.get(); }
+
+  /// Valid until the next describe.
+  stg_model_description describe() const;
+  void set_mode(bool train) const;
+  ModelStep step(stg_step_context context, Tree batch) const;
+  /// Runs backward from the loss times `scale`; `ready` is called once for each parameter that requires a gradient, or more.
+  void backward(GraphPtr graph, double scale, const Ready& ready) const;
+
+ private:
+  struct Destroy {
+    Model model;
+    void operator()(stg_replica* replica) const noexcept { model.table().destroy_replica(model.self(), replica); }
+  };
+  std::unique_ptr<stg_replica, Destroy> replica_;
+};
 
 }  // namespace stratagem
