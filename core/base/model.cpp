@@ -1,7 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/model.hpp"
 
+#include "base/dlpack.hpp"
+
 namespace stratagem {
+
+namespace {
+
+stg_tensor* required_tensor(stg_tensor* tensor) {
+  if (tensor == nullptr) throw invalid_argument("the model's denominator is a null tensor");
+  check_tensor(*tensor, "the model's denominator");
+  return tensor;
+}
+
+}  // namespace
 
 Model::Model(const stg_model* model) {
   auto table = std::make_unique<stg_model>(read_table(model, STG_MODEL_MIN_SIZE, "stg_model"));
@@ -42,16 +54,21 @@ ModelStep Replica::step(stg_step_context context, Tree batch) const {
   step.outputs = Tree{result.outputs};
   step.graph = GraphPtr{result.graph, GraphRelease{model(), get()}};
   step.denominator = result.denominator;
-  if (result.denominator.type == STG_TENSOR) step.denominator_owner.reset(result.denominator.as.tensor);
+  if (result.denominator.type == STG_TENSOR) step.denominator_owner.reset(required_tensor(result.denominator.as.tensor));
+  validate(step.outputs.root(), "the model's outputs");
   return step;
 }
 
 void Replica::backward(GraphPtr graph, double scale, const Ready& ready) const {
+  if (graph == nullptr) throw failed_precondition("backward without a graph: a training_step has to come before it");
   stg_gradient_sink sink = sized<stg_gradient_sink>();
   sink.self = const_cast<Ready*>(&ready);
   sink.ready = [](void* self, uint64_t index, stg_tensor* gradient, const stg_stream*) {
     TensorPtr owned{gradient};
-    return guard([&] { (*static_cast<const Ready*>(self))(index, std::move(owned)); });
+    return guard([&] {
+      if (owned != nullptr) check_tensor(*owned, concat("gradient ", index));
+      (*static_cast<const Ready*>(self))(index, std::move(owned));
+    });
   };
   check(model().table().backward(model().self(), get(), graph.release(), scale, 0, &sink));
 }

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The example plugin of the documentation, loaded and run as a host does: loss = mean(w * x), so one step moves w by -lr * mean(x).
+#include <dlfcn.h>
+
+#include "base/dlpack.hpp"
+#include "base/strategy.hpp"
+#include "support/catch.hpp"
+
+using namespace stratagem;
+
+namespace {
+
+// Linear(1, 1) without bias, as a table: what a host without LibTorch implements.
+struct ToyModel {
+  float weight = 0;
+  stg_string name = to_abi("weight");
+  TensorPtr tensor = make_tensor(nullptr, &weight, float32, {1});
+  stg_parameter parameter = sized<stg_parameter>();
+  const stg_parameter* parameters[1] = {&parameter};
+  double mean = 0;
+  stg_model table = sized<stg_model>();
+
+  ToyModel() {
+    parameter.names = &name;
+    parameter.num_names = 1;
+    parameter.tensor = tensor.get();
+    parameter.flags = STG_PARAMETER_REQUIRES_GRAD | STG_PARAMETER_PERSISTENT | STG_PARAMETER_PINNED;
+    table.self = this;
+    table.replicate = [](void* self, const stg_replicate_args*, stg_replica** out) -> stg_error* {
+      *out = static_cast<stg_replica*>(self);
+      return nullptr;
+    };
+    table.destroy_replica = [](void*, stg_replica*) {};
+    table.describe = [](void* self, stg_replica*, stg_model_description* out) -> stg_error* {
+      out->parameters = static_cast<ToyModel*>(self)->parameters;
+      out->num_parameters = 1;
+      return nullptr;
+    };
+    table.set_mode = [](void*, stg_replica*, uint32_t) -> stg_error* { return nullptr; };
+    table.step = [](void* self, stg_replica*, const stg_step_context*, stg_tree* batch, stg_model_step_result* result) {
+      return guard([&] { static_cast<ToyModel*>(self)->step(Tree::receive(batch), *result); });
+    };
+    table.backward = [](void* self, stg_replica*, stg_graph*, double scale, uint32_t, const stg_gradient_sink* sink) {
+      return guard([&] {
+        TensorPtr gradient = allocate_tensor(float32, {1});
+        *first_element<float>(gradient->view) = static_cast<float>(static_cast<ToyModel*>(self)->mean * scale);
+        check(sink->ready(sink->self, 0, gradient.release(), nullptr));
+      });
+    };
+    table.release_graph = [](void*, stg_replica*, stg_graph*) {};
+  }
+
+  void step(Tree batch, stg_model_step_result& result) {
+    const stg_tensor_view& x = batch.root().as.tensor->view;
+    mean = 0;
+    for (int64_t i = 0; i < numel(x); ++i) mean += read_element(x, i) / static_cast<double>(numel(x));
+    TensorPtr loss = allocate_tensor(float32, {});
+    *first_element<float>(loss->view) = static_cast<float>(mean) * weight;
+    result.outputs = make_tree(std::move(loss)).give();
+    result.graph = reinterpret_cast<stg_graph*>(this);
+  }
+};
+
+const stg_strategy_api& load_example() {
+  void* library = dlopen(GRADIENT_DESCENT_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+  INFO(dlerror());
+  REQUIRE(library != nullptr);
+  const auto probe = reinterpret_cast<stg_plugin_probe_fn>(dlsym(library, STG_PLUGIN_PROBE_SYMBOL));
+  REQUIRE(probe != nullptr);
+  const stg_probe_request request{STG_ABI_MAJOR, 0, STG_ABI_MINOR, 0, to_abi("test")};
+  stg_probe_reply reply{};
+  REQUIRE(probe(&request, &reply) == STG_PROBE_ACCEPTED);
+  const auto* plugin = static_cast<const stg_plugin*>(reply.plugin);
+  REQUIRE(plugin->num_strategies == 1);
+  CHECK(text_of(plugin->strategies[0]->name) == "gradient_descent");
+  return *plugin->strategies[0]->api;
+}
+
+}  // namespace
+
+TEST_CASE("The example strategy of the documentation trains") {
+  const stg_strategy_api& api = load_example();
+  ToyModel model;
+  stg_strategy* self = nullptr;
+  const stg_create_args create = sized<stg_create_args>();
+  check(api.create(&create, &self));
+  stg_setup_args setup = sized<stg_setup_args>();
+  setup.model = &model.table;
+  check(api.setup(self, nullptr, &setup));
+
+  float numbers[] = {1, 2, 3, 6};
+  for (int i = 0; i < 2; ++i) {
+    stg_tree batch = make_tree(make_tensor(nullptr, numbers, float32, {4})).give();
+    stg_update_args update = sized<stg_update_args>();
+    update.lr = 0.5;
+    stg_step_args args = sized<stg_step_args>();
+    args.batch = &batch;
+    args.flags = STG_BATCH_LAST_MICRO_BATCH;
+    args.update = &update;
+    stg_step_result result = sized<stg_step_result>();
+    stg_update_result updated = sized<stg_update_result>();
+    check(api.train_batch(self, nullptr, &args, &result, &updated));
+    CHECK(updated.outcome == STG_UPDATE_DONE);
+    CHECK(read_element(result.outputs.root.as.tensor->view, 0) == Approx(-4.5 * i));
+    result.outputs.release(&result.outputs);
+  }
+  CHECK(model.weight == -3.0f);
+
+  stg_error* error = api.backward(self, nullptr, 0);
+  REQUIRE(error != nullptr);
+  CHECK(error->code == STG_FAILED_PRECONDITION);
+  error->release(error);
+  check(api.teardown(self, nullptr));
+  api.destroy(self);
+}
