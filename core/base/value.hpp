@@ -91,6 +91,15 @@ struct Value {
   Value(const char* text) : data(std::string(text)) {}  // NOLINT(google-explicit-constructor)
 };
 
+/// A list of the arguments. (A braced list would copy, and tensors don't.)
+template <class... Items>
+List make_list(Items&&... items) {
+  List list;
+  list.reserve(sizeof...(items));
+  (list.emplace_back(std::forward<Items>(items)), ...);
+  return list;
+}
+
 /// The tree as ABI memory. Consumes the value.
 Tree make_tree(Value value);
 

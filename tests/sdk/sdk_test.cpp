@@ -400,7 +400,7 @@ TEST_CASE("Bad config texts, flags and enumerators are errors that say what was 
 
 TEST_CASE("One process broadcasts, gathers and decides by giving back what it got") {
   Fixture fixture;
-  stg_tree tree = make_tree(Tuple{{Value(int64_t{1}), Value("text")}}).give();
+  stg_tree tree = make_tree(Tuple{make_list(int64_t{1}, "text")}).give();
   stg_tree out{};
   check(api.broadcast(fixture.self, nullptr, &tree, 0, &out));
   CHECK(out.root.type == STG_TUPLE);
