@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The example plugin of the documentation, loaded and run as a host does: loss = mean(w * x), so one step moves w by -lr * mean(x).
-#include <dlfcn.h>
-
 #include "base/dlpack.hpp"
 #include "base/strategy.hpp"
 #include "support/catch.hpp"
+#include "support/plugin.hpp"
 
 using namespace stratagem;
 
@@ -62,25 +61,10 @@ struct ToyModel {
   }
 };
 
-const stg_strategy_api& load_example() {
-  void* library = dlopen(GRADIENT_DESCENT_PLUGIN, RTLD_NOW | RTLD_LOCAL);
-  INFO(dlerror());
-  REQUIRE(library != nullptr);
-  const auto probe = reinterpret_cast<stg_plugin_probe_fn>(dlsym(library, STG_PLUGIN_PROBE_SYMBOL));
-  REQUIRE(probe != nullptr);
-  const stg_probe_request request{STG_ABI_MAJOR, 0, STG_ABI_MINOR, 0, to_abi("test")};
-  stg_probe_reply reply{};
-  REQUIRE(probe(&request, &reply) == STG_PROBE_ACCEPTED);
-  const auto* plugin = static_cast<const stg_plugin*>(reply.plugin);
-  REQUIRE(plugin->num_strategies == 1);
-  CHECK(text_of(plugin->strategies[0]->name) == "gradient_descent");
-  return *plugin->strategies[0]->api;
-}
-
 }  // namespace
 
 TEST_CASE("The example strategy of the documentation trains") {
-  const stg_strategy_api& api = load_example();
+  const stg_strategy_api& api = test::strategy_api(test::load_plugin(GRADIENT_DESCENT_PLUGIN), "gradient_descent");
   ToyModel model;
   stg_strategy* self = nullptr;
   const stg_create_args create = sized<stg_create_args>();
