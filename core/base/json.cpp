@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/json.hpp"
+
+#include <unordered_set>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace stratagem {
+
+namespace {
+
+// Follows the parser from event to event. levels_[d] is the container at depth d, counted from 1.
+template <class Json>
+class Watcher {
+ public:
+  using Event = typename Json::parse_event_t;
+
+  Watcher(const std::string& where, size_t max_depth) : where_(where), max_depth_(max_depth) {}
+
+  void see(size_t depth, Event event, const Json& value) {
+    if (event == Event::key) return see_key(depth, value.template get_ref<const std::string&>());
+    if (event == Event::object_end || event == Event::array_end) return;
+    if (depth > 0 && levels_[depth].is_array) ++levels_[depth].num_items;
+    if (event == Event::value) return;
+    if (depth >= max_depth_) throw invalid_argument(where_, ": nested deeper than ", max_depth_, " levels");
+    levels_.resize(depth + 2);
+    levels_[depth + 1] = {};
+    levels_[depth + 1].is_array = event == Event::array_start;
+  }
+
+ private:
+  struct Level {
+    bool is_array = false;
+    size_t num_items = 0;
+    std::string key;
+    std::unordered_set<std::string> keys;
+  };
+
+  void see_key(size_t depth, const std::string& key) {
+    levels_[depth].key = key;
+    if (!levels_[depth].keys.insert(key).second) throw invalid_argument(where_, ": the key ", pointer(depth), " is there twice");
+  }
+
+  std::string pointer(size_t depth) const {
+    typename Json::json_pointer path;
+    for (size_t d = 1; d <= depth; ++d) {
+      if (levels_[d].is_array) {
+        path /= levels_[d].num_items - 1;
+      } else {
+        path /= levels_[d].key;
+      }
+    }
+    return path.to_string();
+  }
+
+  const std::string& where_;
+  size_t max_depth_;
+  std::vector<Level> levels_{1};
+};
+
+}  // namespace
+
+template <class Json>
+Json parse_json(std::string_view text, const std::string& where, JsonRules rules) {
+  Watcher<Json> watcher{where, rules.max_depth};
+  try {
+    return Json::parse(
+        text.begin(), text.end(),
+        [&](int depth, typename Json::parse_event_t event, Json& value) {
+          watcher.see(static_cast<size_t>(depth), event, value);
+          return true;
+        },
+        true, rules.allow_comments);
+  } catch (const nlohmann::json::exception& error) {
+    throw invalid_argument(where, ": not JSON: ", error.what());
+  }
+}
+
+template nlohmann::json parse_json(std::string_view, const std::string&, JsonRules);
+template nlohmann::ordered_json parse_json(std::string_view, const std::string&, JsonRules);
+
+}  // namespace stratagem

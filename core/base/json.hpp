@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// JSON from files of others: nlohmann's parser with two rules more, a limit on the depth and no key twice in one object (the parser
+// would keep the last without a word).
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace stratagem {
+
+struct JsonRules {
+  size_t max_depth = 64;
+  bool allow_comments = false;
+};
+
+/// Json: nlohmann::json, or nlohmann::ordered_json to keep the order of keys. An error starts with `where` and says the line and
+/// column, or the JSON pointer of a key that is there twice (STG_INVALID_ARGUMENT).
+template <class Json = nlohmann::json>
+Json parse_json(std::string_view text, const std::string& where, JsonRules rules = {});
+
+extern template nlohmann::json parse_json(std::string_view, const std::string&, JsonRules);
+extern template nlohmann::ordered_json parse_json(std::string_view, const std::string&, JsonRules);
+
+}  // namespace stratagem

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/note.hpp"
+
+#include <elf.h>
+#include <stratagem/plugin.h>
+
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "base/disk.hpp"
+#include "base/error.hpp"
+#include "base/json.hpp"
+
+namespace stratagem {
+
+namespace {
+
+#if defined(__x86_64__)
+constexpr uint16_t own_machine = EM_X86_64;
+#elif defined(__aarch64__)
+constexpr uint16_t own_machine = EM_AARCH64;
+#else
+#error "e_machine of this platform is not known here"
+#endif
+
+constexpr uint64_t max_description_bytes = 1 << 20;
+constexpr uint64_t max_program_headers = 4096;
+
+std::string machine_name(uint16_t machine) {
+  switch (machine) {
+    case EM_X86_64:
+      return "x86-64";
+    case EM_AARCH64:
+      return "AArch64";
+    case EM_386:
+      return "x86 (32-bit)";
+    case EM_ARM:
+      return "ARM (32-bit)";
+    case EM_RISCV:
+      return "RISC-V";
+    case EM_PPC64:
+      return "PowerPC 64";
+    case EM_S390:
+      return "S/390";
+    case 258:  // not in every elf.h
+      return "LoongArch";
+    default:
+      return concat("ELF machine ", machine);
+  }
+}
+
+std::string file_kind(uint16_t type) {
+  switch (type) {
+    case ET_REL:
+      return "an object file that was not linked";
+    case ET_EXEC:
+      return "an executable";
+    case ET_CORE:
+      return "a core dump";
+    default:
+      return concat("of the ELF type ", type);
+  }
+}
+
+class ElfFile {
+ public:
+  explicit ElfFile(const std::filesystem::path& path) : file_(disk::open_for_reading(path)) {}
+
+  std::string description() const {
+    const Elf64_Ehdr header = read_header();
+    std::optional<std::string> found;
+    for (uint64_t i = 0; i < header.e_phnum; ++i) {
+      const auto segment = read<Elf64_Phdr>(header.e_phoff + i * sizeof(Elf64_Phdr), "its program headers");
+      if (segment.p_type == PT_NOTE) visit_segment(segment, found);
+    }
+    if (!found)
+      throw invalid_argument(
+          name(), " is no Stratagem plugin: it is a shared library without a note of the owner \"" STG_NOTE_OWNER "\"");
+    return *std::move(found);
+  }
+
+  const std::string& name() const { return file_.path.native(); }
+
+ private:
+  // `size_bytes` at `offset` lie in the file.
+  bool fits(uint64_t offset, uint64_t size_bytes) const {
+    return offset <= file_.size_bytes && size_bytes <= file_.size_bytes - offset;
+  }
+
+  template <class T>
+  T read(uint64_t offset, const char* what) const {
+    if (!fits(offset, sizeof(T))) {
+      throw data_loss(name(), " is damaged or cut off: ", what, " should reach to byte ", offset, " + ", sizeof(T),
+                      ", the file has ", file_.size_bytes);
+    }
+    T value;
+    disk::read_exactly(file_, offset, &value, sizeof(T));
+    return value;
+  }
+
+  Elf64_Ehdr read_header() const {
+    char magic[SELFMAG] = {};
+    if (fits(0, SELFMAG)) disk::read_exactly(file_, 0, magic, SELFMAG);
+    if (std::memcmp(magic, ELFMAG, SELFMAG) != 0) throw invalid_argument(name(), " is no plugin: it is not an ELF file");
+    const auto ident = read<std::array<unsigned char, EI_NIDENT>>(0, "its ELF header");
+    if (ident[EI_CLASS] != ELFCLASS64 || ident[EI_DATA] != ELFDATA2LSB) {
+      throw invalid_argument(name(), " is no plugin for this machine: an ELF file, but not a 64-bit little-endian one");
+    }
+    const auto header = read<Elf64_Ehdr>(0, "its ELF header");
+    if (header.e_machine != own_machine) {
+      throw invalid_argument(name(), " was built for ", machine_name(header.e_machine), "; this program runs on ",
+                             machine_name(own_machine));
+    }
+    if (header.e_type != ET_DYN)
+      throw invalid_argument(name(), " is no plugin: it is ", file_kind(header.e_type), ", not a shared library");
+    if (header.e_phnum != 0 && header.e_phentsize != sizeof(Elf64_Phdr)) {
+      throw data_loss(name(), " is damaged: its program headers have ", header.e_phentsize, " bytes each; expected ",
+                      sizeof(Elf64_Phdr));
+    }
+    if (header.e_phnum > max_program_headers || !fits(header.e_phoff, header.e_phnum * sizeof(Elf64_Phdr))) {
+      throw data_loss(name(), " is damaged or cut off: ", header.e_phnum, " program headers at byte ", header.e_phoff,
+                      ", the file has ", file_.size_bytes);
+    }
+    return header;
+  }
+
+  // Goes from note to note; each advances by at least a note's header, so that it ends.
+  void visit_segment(const Elf64_Phdr& segment, std::optional<std::string>& found) const {
+    if (!fits(segment.p_offset, segment.p_filesz)) {
+      throw data_loss(name(), " is damaged or cut off: a note segment of ", segment.p_filesz, " bytes at byte ", segment.p_offset,
+                      ", the file has ", file_.size_bytes);
+    }
+    const uint64_t alignment = segment.p_align == 8 ? 8 : 4;
+    const auto aligned = [&](uint64_t offset) { return (offset + alignment - 1) / alignment * alignment; };
+    uint64_t at = 0;
+    while (segment.p_filesz - at >= sizeof(Elf64_Nhdr)) {
+      const auto note = read<Elf64_Nhdr>(segment.p_offset + at, "a note");
+      const uint64_t description_at = aligned(at + sizeof(Elf64_Nhdr) + note.n_namesz);
+      const uint64_t end = description_at + note.n_descsz;
+      if (end > segment.p_filesz) {
+        throw data_loss(name(), " is damaged: a note of ", note.n_namesz, " + ", note.n_descsz, " bytes in a segment of ",
+                        segment.p_filesz);
+      }
+      if (is_ours(note, segment.p_offset + at + sizeof(Elf64_Nhdr))) {
+        if (found) throw invalid_argument(name(), " carries two Stratagem notes; STG_PLUGIN_NOTE belongs into one source file");
+        found = read_description(segment.p_offset + description_at, note.n_descsz);
+      }
+      at = std::min<uint64_t>(aligned(end), segment.p_filesz);
+    }
+  }
+
+  bool is_ours(const Elf64_Nhdr& note, uint64_t owner_at) const {
+    char owner[sizeof(STG_NOTE_OWNER)];
+    if (note.n_type != STG_NOTE_TYPE || note.n_namesz != sizeof(owner)) return false;
+    disk::read_exactly(file_, owner_at, owner, sizeof(owner));
+    return std::memcmp(owner, STG_NOTE_OWNER, sizeof(owner)) == 0;
+  }
+
+  std::string read_description(uint64_t at, uint64_t size_bytes) const {
+    if (size_bytes > max_description_bytes) {
+      throw invalid_argument(name(), ": its note has ", size_bytes, " bytes; at most ", max_description_bytes, " are read");
+    }
+    std::string text(size_bytes, '\0');
+    disk::read_exactly(file_, at, text.data(), size_bytes);
+    return text.substr(0, text.find('\0'));
+  }
+
+  disk::OpenFile file_;
+};
+
+class NoteReader {
+ public:
+  explicit NoteReader(std::string where) : where_(std::move(where)) {}
+
+  PluginNote parts(const nlohmann::json& note) const {
+    if (!note.is_object()) fail("", "is", note, "an object");
+    const nlohmann::json& abi = need(note, "", "abi");
+    if (!abi.is_object()) fail("/abi", "is", abi, "an object");
+    PluginNote out;
+    out.name = text(note, "name");
+    out.version = text(note, "version");
+    out.abi_major = number(abi, "major");
+    out.min_minor = number(abi, "min_minor");
+    out.max_minor = number(abi, "max_minor");
+    if (out.min_minor > out.max_minor) {
+      throw invalid_argument(where_, ": /abi/min_minor is ", out.min_minor, ", above /abi/max_minor, ", out.max_minor);
+    }
+    out.strategies = names(note, "strategies");
+    out.models = names(note, "models");
+    for (auto [key, to] : {std::pair{"libtorch", &out.libtorch}, std::pair{"cuda", &out.cuda}, std::pair{"nccl", &out.nccl}}) {
+      if (note.contains(key)) *to = text(note, key);
+    }
+    return out;
+  }
+
+ private:
+  const nlohmann::json& need(const nlohmann::json& object, const std::string& pointer, const char* key) const {
+    const auto found = object.find(key);
+    if (found == object.end()) throw invalid_argument(where_, ": ", pointer, "/", key, " is missing");
+    return *found;
+  }
+
+  std::string text(const nlohmann::json& note, const char* key) const {
+    const nlohmann::json& value = need(note, "", key);
+    if (!value.is_string() || value.get_ref<const std::string&>().empty()) fail(concat("/", key), "is", value, "a text");
+    return value.get<std::string>();
+  }
+
+  uint32_t number(const nlohmann::json& abi, const char* key) const {
+    const nlohmann::json& value = need(abi, "/abi", key);
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > std::numeric_limits<uint32_t>::max()) {
+      fail(concat("/abi/", key), "is", value, "a number from 0 to 2^32 - 1");
+    }
+    return value.get<uint32_t>();
+  }
+
+  std::vector<std::string> names(const nlohmann::json& note, const char* key) const {
+    const nlohmann::json& value = need(note, "", key);
+    const bool fits =
+        value.is_array() && std::all_of(value.begin(), value.end(), [](const auto& item) { return item.is_string(); });
+    if (!fits) fail(concat("/", key), "is", value, "a list of texts");
+    return value.get<std::vector<std::string>>();
+  }
+
+  [[noreturn]] void fail(const std::string& pointer, const char* is, const nlohmann::json& value, const char* expected) const {
+    throw invalid_argument(where_, ": ", pointer.empty() ? "the whole" : pointer, " ", is, " ", value.dump().substr(0, 100),
+                           "; expected ", expected);
+  }
+
+  std::string where_;
+};
+
+}  // namespace
+
+nlohmann::json read_note(const std::filesystem::path& path) {
+  const ElfFile file{path};
+  const std::string where = concat("the Stratagem note of ", file.name());
+  nlohmann::json note = parse_json(file.description(), where);
+  NoteReader{where}.parts(note);
+  return note;
+}
+
+PluginNote read_plugin_note(const std::filesystem::path& path) {
+  const nlohmann::json note = read_note(path);
+  return NoteReader{concat("the Stratagem note of ", std::filesystem::absolute(path).native())}.parts(note);
+}
+
+}  // namespace stratagem
