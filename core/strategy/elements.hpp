@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Elements of host tensors as C++ types, without LibTorch: what splitting, gathering and reducing batches need.
+#pragma once
+
+#include <stratagem/tensor.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "base/dlpack.hpp"
+#include "base/error.hpp"
+
+namespace stratagem {
+
+/// IEEE binary16, as memory; arithmetic is done in float.
+struct Half {
+  uint16_t bits;
+  explicit operator float() const noexcept;
+  static Half from(float value) noexcept;
+};
+
+/// The upper half of a float.
+struct BFloat16 {
+  uint16_t bits;
+  explicit operator float() const noexcept { return std::bit_cast<float>(uint32_t{bits} << 16); }
+  /// Rounds to the nearest, ties to even.
+  static BFloat16 from(float value) noexcept {
+    const auto word = std::bit_cast<uint32_t>(value);
+    if (std::isnan(value)) return {0x7FC0};
+    return {static_cast<uint16_t>((word + 0x7FFF + ((word >> 16) & 1)) >> 16)};
+  }
+};
+
+/// A float or double as an element: rounded for the 16-bit types, itself otherwise.
+template <class T, class Number>
+T as_element(Number value) noexcept {
+  if constexpr (sizeof(T) == 2) {
+    return T::from(static_cast<float>(value));
+  } else {
+    return value;
+  }
+}
+
+/// A row-major copy of a real floating tensor in another floating type.
+TensorPtr cast_tensor(const stg_tensor_view& source, stg_dtype dtype);
+
+/// Copies all elements of `source` into `destination`: same shape and type, any strides.
+void copy_elements(const stg_tensor_view& destination, const stg_tensor_view& source);
+
+/// Writes `value` as an element of the floating type `dtype`.
+void store_floating(void* at, stg_dtype dtype, double value);
+
+/// Whether any element of a floating tensor is NaN.
+bool has_nan(const stg_tensor_view& view);
+
+/// No two elements share memory, as far as strides can tell: every stride steps over all that the smaller ones reach.
+bool has_distinct_elements(const stg_tensor_view& view);
+
+/// Elements lie without gaps, in some order of the dimensions: memory can be walked flat.
+bool is_dense(const stg_tensor_view& view);
+
+/// Equal shapes, and equal strides where they matter: the same flat index is the same element in both.
+bool same_layout(const stg_tensor_view& a, const stg_tensor_view& b);
+
+}  // namespace stratagem

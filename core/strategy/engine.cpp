@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Life, data and state of an instance. Its training and evaluation steps are in engine_steps.cpp.
+#include "strategy/engine.hpp"
+
+#include <ATen/Parallel.h>
+
+#include "base/dlpack.hpp"
+#include "torch/errors.hpp"
+#include "torch/threads.hpp"
+
+namespace stratagem {
+
+Engine::Engine(const CreateArgs& args, Topology topology)
+    : options_(read_options(args.config, topology)),
+      host_(args.host),
+      gathers_outputs_(topology == Topology::data_parallel),
+      on_caller_thread_(args.caller_thread_only) {
+  initialise_torch();
+}
+
+Engine::~Engine() {
+  // Threads first: a replica may still be in the model's code.
+  abortable_.store(nullptr);
+  workers_.reset();
+  waiting_step_.reset();
+  if (training_) training_->replicas.drop_graphs();
+}
+
+void Engine::abort() noexcept {
+  if (Workers* workers = abortable_.load()) workers->abort();
+}
+
+// ---- life
+
+void Engine::setup(const Call& call, Model model, Tree state, uint32_t stage) {
+  const size_t num_replicas = options_.devices.size();
+  uint32_t threads = options_.num_threads;
+  if (threads == 0 && num_replicas > 1) threads = static_cast<uint32_t>(at::get_num_threads());
+  threads_per_replica_ = threads == 0 ? 0 : std::max<uint32_t>(1, threads / static_cast<uint32_t>(num_replicas));
+
+  std::shared_ptr<Training> training;
+  if (model) {
+    training = std::make_shared<Training>(model, options_, threads_per_replica_, stage == STG_STAGE_FIT);
+    if (state.root().type != STG_NONE) throw unimplemented("setup from a state");
+  }
+  call.check("setup");
+  Workers::Options workers;
+  workers.num_workers = num_replicas;
+  workers.on_caller_thread = on_caller_thread_;
+  workers.initialise_thread = [threads_here = threads_per_replica_] { set_thread_intra_op(static_cast<int>(threads_here)); };
+  workers_ = std::make_unique<Workers>(std::move(workers));
+  training_ = std::move(training);
+  abortable_.store(workers_.get());
+  num_updates_.store(training_ ? training_->num_updates : 0);
+}
+
+void Engine::teardown(const Call&) {
+  abortable_.store(nullptr);
+  workers_.reset();
+  waiting_step_.reset();
+  if (training_) {
+    training_->replicas.drop_graphs();
+    training_->replicas.drop_gradients();
+  }
+  training_.reset();
+  window_ = {};
+  num_micro_batches_ = 0;
+  num_updates_ = 0;
+  has_graph_ = false;
+}
+
+stg_model_description Engine::describe_parameters() { return training_->replicas.root().description; }
+
+void Engine::fill_status(stg_status& status) const {
+  status.num_micro_batches = num_micro_batches_.load();
+  status.num_updates = num_updates_.load();
+  status.has_graph = has_graph_.load() ? 1 : 0;
+}
+
+// ---- data
+
+void Engine::model_to_device(const Call&) {
+  Replicas& replicas = training_->replicas;
+  for (size_t i = 1; i < replicas.size(); ++i) {
+    replicas.copy_parameters(i);
+    replicas.copy_buffers(i);
+  }
+}
+
+Tree Engine::batch_to_device(const Call&, Tree batch, stg_device target, int64_t dataloader_index) {
+  // All devices are the CPU; a borrowed batch must not be aliased by what goes out.
+  size_t replica = 0;
+  if (target.kind != STG_DEVICE_NONE) {
+    if (target.kind != STG_DEVICE_CPU) throw unimplemented("batch_to_device: ", device_name(target), "; this plugin knows only the cpu");
+    while (replica < options_.devices.size() && options_.devices[replica].index != target.index) ++replica;
+    if (replica == options_.devices.size()) {
+      std::vector<std::string> known;
+      for (const stg_device device : options_.devices) known.push_back(device_name(device));
+      throw invalid_argument("batch_to_device: ", device_name(target), " is none of this instance's devices: ", join(known));
+    }
+  }
+  if (batch.borrowed()) batch = copy_tree(batch.root());
+  const bool moves = target.kind != STG_DEVICE_NONE || !gathers_outputs_;
+  if (!training_ || !moves) return batch;
+  const Replica& model = training_->replicas[replica].model();
+  if (model.model().table().transfer == nullptr) return batch;
+  stg_tree moved{};
+  check(model.model().table().transfer(model.model().self(), model.get(), batch.argument(), dataloader_index, &moved));
+  return Tree{moved};
+}
+
+void Engine::barrier(const Call&, std::string_view) {
+  if (!training_) return;
+  for (size_t i = 0; i < training_->replicas.size(); ++i) {
+    const ReplicaSlot& slot = training_->replicas[i];
+    const stg_model& table = slot.model().model().table();
+    if (table.synchronize == nullptr) continue;
+    slot.guarded("barrier", [&] { check(table.synchronize(slot.model().model().self(), slot.model().get())); });
+  }
+}
+
+}  // namespace stratagem

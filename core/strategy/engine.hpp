@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One process, N replicas on its devices: what single_device and data_parallel have in common, which is nearly everything. A plugin
+// derives from it and says how many devices there may be and whether outputs are gathered.
+//
+//   share        what one replica gets of a batch
+//   weight       a share's rows, or the denominator that its step reported
+//   window       the micro-batches since the last update; their gradients are kept unnormalised by each replica and divided by the
+//                window's divisor (the sum of its weights; 1 for a loss that is a sum) in the one reduction that precedes the update
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "base/strategy.hpp"
+#include "strategy/options.hpp"
+#include "strategy/split.hpp"
+#include "strategy/training.hpp"
+#include "strategy/workers.hpp"
+
+namespace stratagem {
+
+class Engine : public Strategy {
+ public:
+  Engine(const CreateArgs& args, Topology topology);
+  ~Engine() override;
+
+  const std::vector<stg_device>& devices() const override { return options_.devices; }
+  void abort() noexcept override;
+
+  void setup(const Call& call, Model model, Tree state, uint32_t stage) override;
+  void teardown(const Call& call) override;
+  stg_model_description describe_parameters() override;
+  void fill_status(stg_status& status) const override;
+
+  void model_to_device(const Call& call) override;
+  Tree batch_to_device(const Call& call, Tree batch, stg_device target, int64_t dataloader_index) override;
+  void barrier(const Call& call, std::string_view name) override;
+
+  StepResult training_step(const Call& call, StepArgs args) override;
+  void backward(const Call& call, uint64_t flags) override;
+  UpdateResult optimizer_step(const Call& call, const stg_update_args& args) override;
+  StepResult train_batch(const Call& call, StepArgs args, UpdateResult& update) override;
+  void zero_grad(const Call& call) override;
+  Tree gradients(const Call& call) override;
+  void parameters_changed(const Call& call) override;
+  StepResult evaluation_step(const Call& call, StepArgs args, uint32_t stage) override;
+
+ private:
+  struct Step;
+  struct Update;
+  using StepPtr = std::shared_ptr<Step>;
+  using UpdatePtr = std::shared_ptr<Update>;
+  using Phases = std::vector<Workers::Phase>;
+
+  // Weights of the micro-batches since the last update.
+  struct Window {
+    uint64_t num_micro_batches = 0;
+    double total_weight = 0;
+    double divisor = 0;
+    bool is_sum = false;
+  };
+
+  // The steps of a step, each for one worker or serial.
+  StepPtr begin_step(StepArgs args, uint32_t stage, uint64_t context_flags);
+  void forward(Step& step, size_t worker);
+  void finish_forward(Step& step);
+  void backward_replica(Step& step, size_t worker);
+  void add_to_window(Step& step);
+  void begin_reduction();
+  void apply_update(Update& update, size_t worker);
+  void finish_update(Update& update);
+  void gather(Step& step);
+  double resolve_weight(Step& step, size_t worker, const ModelStep& model_step) const;
+
+  // Lists of them.
+  void add_buffer_phase(Phases& phases);
+  void add_reduction_phases(Phases& phases, const UpdatePtr& update);
+  void add_update_phases(Phases& phases, const UpdatePtr& update);
+  template <class Body>
+  void run_or_clean_up(Body&& body);
+
+  UpdatePtr begin_update(const stg_update_args& args) const;
+  void forget_window();
+  void check_optimizer() const;
+
+  Options options_;
+  Host host_;
+  bool gathers_outputs_;
+  bool on_caller_thread_;
+  bool warned_of_unsplit_batch_ = false;
+  uint32_t threads_per_replica_ = 0;  // 0: as they are
+
+  std::shared_ptr<Training> training_;
+  std::unique_ptr<Workers> workers_;
+  StepPtr waiting_step_;  // a training_step that waits for its backward
+  Window window_;
+
+  std::atomic<uint64_t> num_micro_batches_{0};  // copies for status, which any thread may ask for
+  std::atomic<uint64_t> num_updates_{0};
+  std::atomic<bool> has_graph_{false};
+  std::atomic<Workers*> abortable_{nullptr};
+};
+
+}  // namespace stratagem

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "strategy/gradients.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "strategy/elements.hpp"
+#include "strategy/kernels.hpp"
+
+namespace stratagem {
+
+namespace {
+
+constexpr int64_t block_numel = 4096;
+
+int64_t num_blocks(int64_t numel) { return (numel + block_numel - 1) / block_numel; }
+
+// Complex elements are walked as pairs of reals.
+stg_dtype real_dtype(stg_dtype dtype) {
+  if (dtype.code != STG_DTYPE_COMPLEX) return dtype;
+  return {STG_DTYPE_FLOAT, static_cast<uint8_t>(dtype.bits / 2), 1};
+}
+
+int64_t flat_numel(const stg_tensor_view& view) { return numel(view) * (view.dtype.code == STG_DTYPE_COMPLEX ? 2 : 1); }
+
+// Calls `body` with a null pointer of the element's type: how a dtype picks a kernel.
+template <class Body>
+auto with_floating(stg_dtype dtype, Body&& body) {
+  const stg_dtype real = real_dtype(dtype);
+  if (same_dtype(real, float32)) return body(static_cast<float*>(nullptr));
+  if (same_dtype(real, float64)) return body(static_cast<double*>(nullptr));
+  if (real.code == STG_DTYPE_BFLOAT) return body(static_cast<BFloat16*>(nullptr));
+  return body(static_cast<Half*>(nullptr));
+}
+
+template <class T>
+constexpr bool is_half = sizeof(T) == 2;
+
+}  // namespace
+
+bool FlatLayout::fits(const stg_tensor_view& view) const {
+  const stg_tensor_view own{nullptr, {}, static_cast<int32_t>(shape.size()), dtype, const_cast<int64_t*>(shape.data()),
+                            const_cast<int64_t*>(strides.data()), 0};
+  return is_dense(view) && same_layout(own, view);
+}
+
+TensorPtr FlatLayout::allocate() const {
+  std::shared_ptr<stg_tensor> memory{allocate_tensor(dtype, shape)};
+  void* data = memory->view.data;
+  return make_strided_tensor(std::move(memory), data, dtype, shape, strides, 0, {STG_DEVICE_CPU, 0});
+}
+
+TensorPtr FlatLayout::copy(const stg_tensor_view& source) const {
+  TensorPtr result = allocate();
+  copy_elements(result->view, source);
+  return result;
+}
+
+FlatLayout flat_layout(const stg_tensor_view& parameter) {
+  FlatLayout layout{{parameter.shape, parameter.shape + parameter.num_dims}, strides_of(parameter), parameter.dtype};
+  if (is_dense(parameter)) return layout;
+  stg_tensor_view row_major = parameter;
+  row_major.strides = nullptr;
+  layout.strides = strides_of(row_major);
+  return layout;
+}
+
+void add_flat(const stg_tensor_view& sum, const stg_tensor_view& values) {
+  with_floating(sum.dtype, [&]<class T>(T*) {
+    T* to = first_element<T>(sum);
+    const T* from = first_element<const T>(values);
+    const int64_t count = flat_numel(sum);
+    using Number = std::conditional_t<is_half<T>, float, T>;
+    for (int64_t i = 0; i < count; ++i) to[i] = as_element<T>(static_cast<Number>(to[i]) + static_cast<Number>(from[i]));
+  });
+}
+
+std::vector<std::vector<FlatRange>> partition(const std::vector<int64_t>& numels, size_t num_workers) {
+  const int64_t total = std::accumulate(numels.begin(), numels.end(), int64_t{0},
+                                        [](int64_t sum, int64_t count) { return sum + num_blocks(count); });
+  std::vector<std::vector<FlatRange>> ranges(num_workers);
+  int64_t first = 0;  // of the parameter's blocks, among all
+  for (size_t p = 0; p < numels.size(); ++p) {
+    const int64_t last = first + num_blocks(numels[p]);
+    for (size_t worker = 0; worker < num_workers; ++worker) {
+      const auto w = static_cast<int64_t>(worker);
+      const auto workers = static_cast<int64_t>(num_workers);
+      const int64_t begin = std::max(first, total * w / workers);
+      const int64_t end = std::min(last, total * (w + 1) / workers);
+      if (begin >= end) continue;
+      ranges[worker].push_back({p, (begin - first) * block_numel, std::min(numels[p], (end - first) * block_numel)});
+    }
+    first = last;
+  }
+  return ranges;
+}
+
+ReducedGradients::ReducedGradients(const ReplicaSlot& root, size_t num_workers)
+    : tensors_(root.parameters.size()), is_present_(root.parameters.size()), sources_(root.parameters.size()) {
+  std::vector<int64_t> numels(root.parameters.size());
+  int64_t blocks = 0;
+  for (size_t p = 0; p < tensors_.size(); ++p) {
+    first_block_.push_back(blocks);
+    if (!root.parameter_infos[p].requires_grad) continue;
+    const stg_dtype dtype = root.parameter_infos[p].dtype;
+    if (!is_floating(real_dtype(dtype))) {
+      throw unimplemented("parameter ", root.parameter_infos[p].names[0], " is ", dtype_name(dtype), " and requires a gradient; that can't be reduced");
+    }
+    tensors_[p] = flat_layout(root.parameters[p]->view).allocate();
+    numels[p] = flat_numel(tensors_[p]->view);
+    blocks += num_blocks(numels[p]);
+  }
+  ranges_ = partition(numels, num_workers);
+  block_squares_.resize(static_cast<size_t>(blocks));
+}
+
+void ReducedGradients::begin(Replicas& replicas, double divisor) {
+  divisor_ = divisor;
+  for (size_t p = 0; p < tensors_.size(); ++p) {
+    sources_[p].clear();
+    for (size_t i = 0; i < replicas.size(); ++i) {
+      if (replicas[i].gradients[p]) sources_[p].push_back(first_element<>(replicas[i].gradients[p]->view));
+    }
+    is_present_[p] = !sources_[p].empty();
+  }
+}
+
+void ReducedGradients::reduce(size_t worker, bool measured) {
+  for (const FlatRange& range : ranges_[worker]) {
+    if (is_present_[range.parameter]) reduce_range(range);
+  }
+  if (measured) measure(worker);
+}
+
+void ReducedGradients::reduce_range(const FlatRange& range) {
+  const stg_tensor_view& view = tensors_[range.parameter]->view;
+  with_floating(view.dtype, [&]<class T>(T*) {
+    T* out = first_element<T>(view);
+    const auto* begin = reinterpret_cast<const T* const*>(sources_[range.parameter].data());
+    const std::span<const T* const> sources(begin, sources_[range.parameter].size());
+    if constexpr (is_half<T>) {
+      kernels::reduce_mean_half(out, sources, range.begin, range.end, static_cast<float>(divisor_));
+    } else {
+      kernels::reduce_mean(out, sources, range.begin, range.end, static_cast<T>(divisor_));
+    }
+  });
+}
+
+void ReducedGradients::measure(size_t worker) {
+  for (const FlatRange& range : ranges_[worker]) {
+    if (!is_present_[range.parameter]) continue;
+    const stg_tensor_view& view = tensors_[range.parameter]->view;
+    with_floating(view.dtype, [&]<class T>(T*) {
+      const T* values = first_element<const T>(view);
+      auto block = static_cast<size_t>(first_block_[range.parameter] + range.begin / block_numel);
+      for (int64_t at = range.begin; at < range.end; at += block_numel, ++block) {
+        block_squares_[block] = kernels::sum_of_squares(values + at, std::min(block_numel, range.end - at));
+      }
+    });
+  }
+}
+
+double ReducedGradients::norm() const {
+  double sum = 0;
+  for (size_t p = 0; p < tensors_.size(); ++p) {
+    if (!is_present_[p]) continue;
+    const auto first = static_cast<size_t>(first_block_[p]);
+    const auto count = static_cast<size_t>(num_blocks(flat_numel(tensors_[p]->view)));
+    sum = std::accumulate(block_squares_.begin() + static_cast<ptrdiff_t>(first), block_squares_.begin() + static_cast<ptrdiff_t>(first + count), sum);
+  }
+  return std::sqrt(sum);
+}
+
+void ReducedGradients::scale(size_t worker, double factor) {
+  for (const FlatRange& range : ranges_[worker]) {
+    if (!is_present_[range.parameter]) continue;
+    const stg_tensor_view& view = tensors_[range.parameter]->view;
+    with_floating(view.dtype, [&]<class T>(T*) {
+      T* values = first_element<T>(view);
+      using Number = std::conditional_t<is_half<T>, float, T>;
+      const auto by = static_cast<Number>(factor);
+      for (int64_t i = range.begin; i < range.end; ++i) values[i] = as_element<T>(static_cast<Number>(values[i]) * by);
+    });
+  }
+}
+
+void ReducedGradients::clamp(size_t worker, double limit) {
+  for (const FlatRange& range : ranges_[worker]) {
+    if (!is_present_[range.parameter]) continue;
+    const stg_tensor_view& view = tensors_[range.parameter]->view;
+    with_floating(view.dtype, [&]<class T>(T*) {
+      using Number = std::conditional_t<is_half<T>, float, T>;
+      T* values = first_element<T>(view);
+      const auto most = static_cast<Number>(limit);
+      for (int64_t i = range.begin; i < range.end; ++i) {
+        // Written so that a NaN stays one.
+        const auto value = static_cast<Number>(values[i]);
+        values[i] = as_element<T>(value > most ? most : value < -most ? -most : value);
+      }
+    });
+  }
+}
+
+void ReducedGradients::clear() {
+  std::fill(is_present_.begin(), is_present_.end(), false);
+  are_complete_ = false;
+}
+
+}  // namespace stratagem

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "strategy/optimizers.hpp"
+
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/from_blob.h>
+
+#include <cstring>
+
+#include "strategy/elements.hpp"
+#include "torch/dtypes.hpp"
+
+namespace stratagem {
+
+namespace {
+
+at::Tensor flat_slice(const stg_tensor& tensor, int64_t begin, int64_t end) {
+  const stg_tensor_view& view = tensor.view;
+  char* data = first_element<char>(view) + begin * static_cast<int64_t>(element_size_bytes(view.dtype));
+  return at::from_blob(data, {end - begin}, at::TensorOptions().dtype(to_scalar_type(view.dtype)));
+}
+
+void check_updatable(const ReplicaSlot& root, size_t p) {
+  const ParameterInfo& info = root.parameter_infos[p];
+  if (!is_floating(info.dtype)) {
+    throw unimplemented("parameter ", info.names[0], " is ", dtype_name(info.dtype), "; the optimizers update real floating parameters");
+  }
+  if (!is_dense(root.parameters[p]->view)) {
+    throw unimplemented("parameter ", info.names[0], " has gaps in memory (shape ", shape_text(root.parameters[p]->view),
+                        "); the optimizers update dense parameters");
+  }
+}
+
+}  // namespace
+
+Optimizer::Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, const ReducedGradients& gradients)
+    : options_(options), gradients_(gradients), steps_(root.parameters.size()) {
+  if (options.name == "sgd") {
+    if (options.momentum != 0) slot_names_ = {"momentum_buffer"};
+  } else {
+    slot_names_ = {"exp_avg", "exp_avg_sq"};
+    if (options.amsgrad) slot_names_.emplace_back("max_exp_avg_sq");
+  }
+  state_.resize(slot_names_.size());
+  for (size_t p = 0; p < root.parameters.size(); ++p) {
+    const bool is_trained = root.parameter_infos[p].requires_grad;
+    if (is_trained) check_updatable(root, p);
+    for (auto& slot : state_) slot.push_back(is_trained ? flat_layout(root.parameters[p]->view).allocate() : nullptr);
+  }
+  for (const std::vector<FlatRange>& ranges : gradients.ranges()) {
+    WorkerSlices& mine = workers_.emplace_back();
+    for (const FlatRange& range : ranges) {
+      Slice slice;
+      slice.range = range;
+      slice.parameter = flat_slice(*root.parameters[range.parameter], range.begin, range.end);
+      slice.gradient = flat_slice(*gradients.memory(range.parameter), range.begin, range.end);
+      for (const auto& slot : state_) slice.state.push_back(flat_slice(*slot[range.parameter], range.begin, range.end));
+      if (has_step()) slice.step = at::from_blob(new float(0), {}, [](void* step) { delete static_cast<float*>(step); });
+      mine.slices.push_back(std::move(slice));
+    }
+    mine.listed.assign(mine.slices.size(), 0);
+  }
+}
+
+void Optimizer::Lists::add(const Slice& slice) {
+  parameters.push_back(slice.parameter);
+  gradients.push_back(slice.gradient);
+  if (slice.step.defined()) steps.push_back(slice.step);
+  state.resize(slice.state.size());
+  for (size_t s = 0; s < slice.state.size(); ++s) state[s].push_back(slice.state[s]);
+}
+
+void Optimizer::Lists::clear() {
+  for (auto* list : {&parameters, &gradients, &steps}) list->clear();
+  for (auto& list : state) list.clear();
+}
+
+// Lists the slices of parameters that have a gradient; usually the same ones as the last time.
+void Optimizer::choose(WorkerSlices& mine) const {
+  bool is_same = true;
+  for (size_t s = 0; s < mine.slices.size(); ++s) {
+    const size_t p = mine.slices[s].range.parameter;
+    const char wanted = static_cast<char>(!gradients_.is_present(p) ? 0 : steps_[p] > 0 ? 1 : 2);
+    is_same = is_same && mine.listed[s] == wanted;
+    mine.listed[s] = wanted;
+  }
+  if (is_same) return;
+  mine.lists.clear();
+  mine.first.clear();
+  for (size_t s = 0; s < mine.slices.size(); ++s) {
+    if (mine.listed[s] != 0) (mine.listed[s] == 1 ? mine.lists : mine.first).add(mine.slices[s]);
+  }
+}
+
+void Optimizer::update(size_t worker, double lr) {
+  WorkerSlices& mine = workers_[worker];
+  choose(mine);
+  for (size_t s = 0; s < mine.slices.size() && has_step(); ++s) {
+    *static_cast<float*>(mine.slices[s].step.data_ptr()) = static_cast<float>(steps_[mine.slices[s].range.parameter] + 1);
+  }
+  if (!mine.lists.parameters.empty()) run(mine.lists, false, lr);
+  if (!mine.first.parameters.empty()) run(mine.first, true, lr);
+}
+
+void Optimizer::run(Lists& lists, bool is_first, double lr) const {
+  const OptimizerOptions& o = options_;
+  if (o.name == "sgd") {
+    const at::TensorList momentum = lists.state.empty() ? at::TensorList{} : at::TensorList{lists.state[0]};
+    at::_fused_sgd_(lists.parameters, lists.gradients, momentum, o.weight_decay, o.momentum, lr, o.dampening, o.nesterov, o.maximize,
+                    is_first);
+    return;
+  }
+  const at::TensorList max_squares = o.amsgrad ? at::TensorList{lists.state[2]} : at::TensorList{};
+  if (o.name == "adam") {
+    at::_fused_adam_(lists.parameters, lists.gradients, lists.state[0], lists.state[1], max_squares, lists.steps, lr, o.beta1, o.beta2,
+                     o.weight_decay, o.eps, o.amsgrad, o.maximize);
+  } else {
+    at::_fused_adamw_(lists.parameters, lists.gradients, lists.state[0], lists.state[1], max_squares, lists.steps, lr, o.beta1, o.beta2,
+                      o.weight_decay, o.eps, o.amsgrad, o.maximize);
+  }
+}
+
+void Optimizer::finish_update() {
+  for (size_t p = 0; p < steps_.size(); ++p) {
+    if (gradients_.is_present(p)) ++steps_[p];
+  }
+}
+
+void Optimizer::set_steps(size_t parameter, int64_t steps) {
+  steps_[parameter] = steps;
+  for (auto& slot : state_) {
+    if (steps == 0 && slot[parameter]) {
+      const stg_tensor_view& view = slot[parameter]->view;
+      std::memset(first_element<>(view), 0, static_cast<size_t>(numel(view)) * element_size_bytes(view.dtype));
+    }
+  }
+}
+
+}  // namespace stratagem

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SGD, Adam and AdamW through LibTorch's fused kernels, each worker on its own ranges of parameters, gradients and state. The slices
+// are made once; an update makes no tensor while the same parameters have gradients.
+//
+// State is kept by parameter, in the parameter's layout, and has PyTorch's slot names: momentum_buffer; exp_avg, exp_avg_sq,
+// max_exp_avg_sq, step. A parameter has none before its first gradient, as in PyTorch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "strategy/gradients.hpp"
+
+namespace stratagem {
+
+class Optimizer {
+ public:
+  /// `gradients` must outlive the optimizer.
+  Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, const ReducedGradients& gradients);
+
+  const std::string& name() const { return options_.name; }
+  /// The worker's ranges of all parameters that have a gradient.
+  void update(size_t worker, double lr);
+  /// Serial, after all workers' updates.
+  void finish_update();
+
+  /// The slots that a parameter of this optimizer has ("step" apart, which Adam has as a 0-dim float32).
+  const std::vector<std::string>& slots() const { return slot_names_; }
+  bool has_step() const { return options_.name != "sgd"; }
+  /// Whether the parameter's state was begun.
+  bool is_begun(size_t parameter) const { return steps_[parameter] > 0; }
+  int64_t steps(size_t parameter) const { return steps_[parameter]; }
+  const stg_tensor& state(size_t parameter, size_t slot) const { return *state_[slot][parameter]; }
+  /// Says that the parameter's state was written, after `steps` updates; 0: it has none (zeros).
+  void set_steps(size_t parameter, int64_t steps);
+
+ private:
+  struct Slice {
+    FlatRange range;
+    at::Tensor parameter;
+    at::Tensor gradient;
+    std::vector<at::Tensor> state;  // by slot
+    at::Tensor step;                // the worker's own, since kernels read it while others go on
+  };
+  // What the kernels take.
+  struct Lists {
+    std::vector<at::Tensor> parameters, gradients, steps;
+    std::vector<std::vector<at::Tensor>> state;
+    void add(const Slice& slice);
+    void clear();
+  };
+  struct WorkerSlices {
+    std::vector<Slice> slices;
+    Lists lists;                // of the slices that are `listed`
+    std::vector<char> listed;   // 0: no gradient, 1: begun, 2: first gradient
+    Lists first;                // those of the first gradient (SGD's kernel treats them otherwise)
+  };
+
+  void choose(WorkerSlices& mine) const;
+  void run(Lists& lists, bool is_first, double lr) const;
+
+  OptimizerOptions options_;
+  const ReducedGradients& gradients_;
+  std::vector<std::string> slot_names_;
+  std::vector<std::vector<TensorPtr>> state_;  // by slot, by parameter
+  std::vector<int64_t> steps_;                 // updates so far, by parameter
+  std::vector<WorkerSlices> workers_;
+};
+
+}  // namespace stratagem

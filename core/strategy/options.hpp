@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An instance's config (stg_create_args.config_json) as a struct. Every bad value is an error that names its JSON pointer.
+#pragma once
+
+#include <stratagem/tensor.h>
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace stratagem {
+
+struct OptimizerOptions {
+  std::string name;  ///< "sgd", "adam" or "adamw"
+  double weight_decay = 0;
+  bool maximize = false;
+  // sgd
+  double momentum = 0;
+  double dampening = 0;
+  bool nesterov = false;
+  // adam, adamw
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  bool amsgrad = false;
+};
+
+/// What an instance may be given, by strategy.
+enum class Topology { single_device, data_parallel };
+
+struct Options {
+  std::vector<stg_device> devices;  ///< the first is the root
+  stg_dtype floating_dtype{};       ///< of floating parameters, buffers and batch leaves; {0,0,0}: as they are
+  std::optional<OptimizerOptions> optimizer;
+  uint64_t seed = 0;
+  bool deterministic = false;  ///< what there is on a CPU is deterministic either way
+  uint32_t num_threads = 0;    ///< of all replicas together; 0: the process's
+  bool split_in_chunks = false;
+  bool lightning = false;      ///< as PyTorch Lightning does, where it differs
+};
+
+Options read_options(const nlohmann::json& config, Topology topology);
+
+}  // namespace stratagem

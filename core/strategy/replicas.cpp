@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "strategy/replicas.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_set>
+
+#include "strategy/elements.hpp"
+#include "strategy/gradients.hpp"
+
+namespace stratagem {
+
+namespace {
+
+// A view over another tensor's memory that owns its shape and strides, and nothing else.
+TensorPtr own_view(const stg_tensor& tensor) {
+  const stg_tensor_view& view = tensor.view;
+  TensorPtr copy = make_strided_tensor(nullptr, view.data, view.dtype, {view.shape, view.shape + view.num_dims}, strides_of(view),
+                                       tensor.flags, view.device);
+  copy->view.byte_offset = view.byte_offset;
+  return copy;
+}
+
+const stg_parameter& checked(const stg_parameter* parameter, const char* kind, uint64_t index) {
+  if (parameter == nullptr) throw invalid_argument("the model describes a null ", kind, " ", index);
+  known_size_bytes(parameter, STG_PARAMETER_MIN_SIZE, "stg_parameter");
+  if (parameter->num_names == 0 || parameter->names == nullptr) throw invalid_argument("the model's ", kind, " ", index, " has no name");
+  const std::string name(text_of(parameter->names[0]));
+  if (parameter->tensor == nullptr) throw invalid_argument("the model's ", kind, " ", name, " has no tensor (not materialised yet?)");
+  check_tensor(*parameter->tensor, concat("the model's ", kind, " ", name));
+  if (parameter->tensor->view.device.kind != STG_DEVICE_CPU) {
+    throw invalid_argument("the model's ", kind, " ", name, " is on ", device_name(parameter->tensor->view.device), "; its replica is on a cpu");
+  }
+  return *parameter;
+}
+
+ParameterInfo info_of(const stg_parameter& parameter) {
+  ParameterInfo info;
+  for (uint64_t n = 0; n < parameter.num_names; ++n) info.names.emplace_back(text_of(parameter.names[n]));
+  const stg_tensor_view& view = parameter.tensor->view;
+  info.dtype = view.dtype;
+  info.shape = {view.shape, view.shape + view.num_dims};
+  info.requires_grad = (parameter.flags & STG_PARAMETER_REQUIRES_GRAD) != 0;
+  info.persistent = (parameter.flags & STG_PARAMETER_PERSISTENT) != 0;
+  return info;
+}
+
+void check_distinct_names(const ReplicaSlot& slot) {
+  std::unordered_set<std::string> names;
+  for (const auto* infos : {&slot.parameter_infos, &slot.buffer_infos}) {
+    for (const ParameterInfo& info : *infos) {
+      for (const std::string& name : info.names) {
+        if (!names.insert(name).second) throw invalid_argument("the model describes the name ", name, " twice");
+      }
+    }
+  }
+}
+
+bool same_memory(const TensorPtr& a, const TensorPtr& b) { return first_element<>(a->view) == first_element<>(b->view); }
+
+}  // namespace
+
+// ---- one replica
+
+ReplicaSlot::ReplicaSlot(const Model& model, const stg_replicate_args& args) : index_(args.replica), device_(args.device) {
+  guarded("setup", [&] {
+    model_ = Replica(model, args);
+    describe();
+    check_distinct_names(*this);
+    for (const auto* infos : {&parameter_infos, &buffer_infos}) {
+      for (const ParameterInfo& info : *infos) {
+        if (args.floating_dtype.bits != 0 && is_floating(info.dtype) && !same_dtype(info.dtype, args.floating_dtype)) {
+          throw invalid_argument(info.names[0], " is ", dtype_name(info.dtype), "; the precision asks for ", dtype_name(args.floating_dtype));
+        }
+      }
+    }
+  });
+}
+
+void ReplicaSlot::describe() {
+  description = model_.describe();
+  if ((description.parameters == nullptr && description.num_parameters != 0) || (description.buffers == nullptr && description.num_buffers != 0)) {
+    throw invalid_argument("the model's description has a null list");
+  }
+  if (description.loss_kind > STG_LOSS_SUM) throw invalid_argument("the model's loss_kind is ", description.loss_kind, "; known are 0 and 1");
+  parameters.clear();
+  parameter_infos.clear();
+  pinned.clear();
+  buffers.clear();
+  buffer_infos.clear();
+  buffer_pinned.clear();
+  for (uint64_t p = 0; p < description.num_parameters; ++p) {
+    const stg_parameter& parameter = checked(description.parameters[p], "parameter", p);
+    parameters.push_back(own_view(*parameter.tensor));
+    parameter_infos.push_back(info_of(parameter));
+    pinned.push_back((parameter.flags & STG_PARAMETER_PINNED) != 0 && (parameter.tensor->flags & STG_TENSOR_READ_ONLY) == 0);
+  }
+  for (uint64_t b = 0; b < description.num_buffers; ++b) {
+    const stg_parameter& buffer = checked(description.buffers[b], "buffer", b);
+    buffers.push_back(own_view(*buffer.tensor));
+    buffer_infos.push_back(info_of(buffer));
+    buffer_pinned.push_back((buffer.flags & STG_PARAMETER_PINNED) != 0 && (buffer.tensor->flags & STG_TENSOR_READ_ONLY) == 0);
+  }
+  gradients.resize(parameters.size());
+}
+
+void ReplicaSlot::tell_changes() {
+  if (!parameters_dirty) return;
+  parameters_dirty = false;
+  const stg_model& table = model_.model().table();
+  if (table.parameters_changed != nullptr) check(table.parameters_changed(model_.model().self(), model_.get()));
+}
+
+void ReplicaSlot::forward(stg_step_context context, Tree share) {
+  drop_graph();
+  tell_changes();
+  const int mode = context.stage == STG_STAGE_FIT ? 1 : 0;
+  if (mode_ != mode) {
+    model_.set_mode(mode == 1);
+    mode_ = mode;
+  }
+  const stg_model& table = model_.model().table();
+  if (table.transfer != nullptr) {
+    stg_tree moved{};
+    check(table.transfer(model_.model().self(), model_.get(), share.argument(), context.dataloader_index, &moved));
+    share = Tree{moved};
+  }
+  context.replica = index_;
+  context.device = device_;
+  step = model_.step(context, std::move(share));
+  validate(step.outputs.root(), "outputs");
+}
+
+void ReplicaSlot::backward(double scale, bool detect_anomaly) {
+  if (!step.graph) return;
+  if (scale == 0) return drop_graph();
+  std::vector<bool> seen(parameters.size());
+  std::vector<TensorPtr> incoming(parameters.size());
+  model_.backward(std::move(step.graph), scale,
+                  [&](uint64_t index, TensorPtr gradient) { collect(index, std::move(gradient), seen, incoming); });
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    if (!parameter_infos[p].requires_grad) continue;
+    const std::string& name = parameter_infos[p].names[0];
+    if (!seen[p]) throw invalid_argument("the model reported neither a gradient nor null for parameter ", p, ", ", name);
+    if (!incoming[p]) continue;
+    if (detect_anomaly && has_nan(incoming[p]->view)) throw Error{STG_OUT_OF_RANGE, concat("the gradient of ", name, " has a NaN")};
+    accumulate(p, std::move(incoming[p]));
+  }
+}
+
+void ReplicaSlot::collect(uint64_t index, TensorPtr gradient, std::vector<bool>& seen, std::vector<TensorPtr>& incoming) const {
+  if (index >= parameters.size()) throw invalid_argument("a gradient for parameter ", index, "; the model has ", parameters.size());
+  const ParameterInfo& info = parameter_infos[index];
+  if (seen[index]) throw invalid_argument("the gradient of ", info.names[0], " was reported twice in one backward");
+  seen[index] = true;
+  if (!gradient || !info.requires_grad) return;
+  const std::string name = "the gradient of " + info.names[0];
+  check_tensor(*gradient, name);
+  const stg_tensor_view& view = gradient->view;
+  if (!same_dtype(view.dtype, info.dtype) || shape_of(view).size() != info.shape.size() ||
+      !std::equal(info.shape.begin(), info.shape.end(), view.shape)) {
+    throw invalid_argument(name, " is ", dtype_name(view.dtype), " ", shape_text(view), "; the parameter is ", dtype_name(info.dtype), " ",
+                           shape_text(parameters[index]->view));
+  }
+  if (view.device.kind != STG_DEVICE_CPU && view.device.kind != STG_DEVICE_CUDA_HOST) {
+    throw invalid_argument(name, " is on ", device_name(view.device), "; the parameter is on a cpu");
+  }
+  incoming[index] = std::move(gradient);
+}
+
+// The first gradient of a window is adopted as autograd made it; further ones are added to it, in memory of the parameter's layout.
+void ReplicaSlot::accumulate(uint64_t index, TensorPtr gradient) {
+  TensorPtr& sum = gradients[index];
+  const FlatLayout layout = flat_layout(parameters[index]->view);
+  if (!layout.fits(gradient->view)) gradient = layout.copy(gradient->view);
+  if (!sum) {
+    sum = std::move(gradient);
+    return;
+  }
+  if ((sum->flags & STG_TENSOR_READ_ONLY) != 0) sum = layout.copy(sum->view);
+  add_flat(sum->view, gradient->view);
+}
+
+void ReplicaSlot::drop_gradients() {
+  for (TensorPtr& gradient : gradients) gradient.reset();
+}
+
+// ---- all of them
+
+Replicas::Replicas(const Model& model, const Options& options, uint32_t threads_per_replica, bool needs_writable_parameters) {
+  stg_replicate_args args = sized<stg_replicate_args>();
+  args.num_replicas = static_cast<int32_t>(options.devices.size());
+  args.floating_dtype = options.floating_dtype;
+  args.num_threads = threads_per_replica;
+  args.seed = options.seed;
+  for (size_t i = 0; i < options.devices.size(); ++i) {
+    args.device = options.devices[i];
+    args.replica = static_cast<int32_t>(i);
+    slots_.push_back(std::make_unique<ReplicaSlot>(model, args));
+    ReplicaSlot& slot = *slots_.back();
+    slot.guarded("setup", [&] {
+      if (i > 0) {
+        compare(slot);
+        share(slot);
+        copy_parameters(i);
+        copy_buffers(i);
+      }
+      for (size_t p = 0; needs_writable_parameters && p < slot.parameters.size(); ++p) {
+        if (slot.parameter_infos[p].requires_grad && !slot.pinned[p]) {
+          throw failed_precondition("parameter ", slot.parameter_infos[p].names[0],
+                                    " can't be written in place (it is floating or read-only), which the optimizer of the config needs; "
+                                    "leave \"optimizer\" out and update it in the host");
+        }
+      }
+    });
+  }
+}
+
+Replicas::~Replicas() {
+  while (!slots_.empty()) slots_.pop_back();
+}
+
+void Replicas::compare(const ReplicaSlot& other) const {
+  const auto compare_lists = [&](const std::vector<ParameterInfo>& mine, const std::vector<ParameterInfo>& theirs, const char* kind) {
+    if (mine.size() != theirs.size()) {
+      throw invalid_argument("it has ", theirs.size(), " ", kind, "s, the root has ", mine.size(), "; replicas must be alike");
+    }
+    for (size_t p = 0; p < mine.size(); ++p) {
+      const ParameterInfo& a = mine[p];
+      const ParameterInfo& b = theirs[p];
+      if (a.names != b.names || a.shape != b.shape || !same_dtype(a.dtype, b.dtype) || a.requires_grad != b.requires_grad) {
+        throw invalid_argument(kind, " ", p, " is ", b.names[0], ", on the root it is ", a.names[0],
+                               a.names == b.names ? " (they differ in shape, type or gradient)" : "", "; replicas must be alike");
+      }
+    }
+  };
+  compare_lists(root().parameter_infos, other.parameter_infos, "parameter");
+  compare_lists(root().buffer_infos, other.buffer_infos, "buffer");
+}
+
+void Replicas::share(ReplicaSlot& slot) {
+  const stg_model& table = slot.model().model().table();
+  const auto all_shared = [&] {
+    return std::equal(slot.parameters.begin(), slot.parameters.end(), root().parameters.begin(), same_memory);
+  };
+  if (!all_shared() && table.bind != nullptr) {
+    for (size_t p = 0; p < slot.parameters.size(); ++p) {
+      if (same_memory(slot.parameters[p], root().parameters[p])) continue;
+      check(table.bind(slot.model().model().self(), slot.model().get(), p, root().parameters[p].get(), nullptr));
+    }
+    slot.describe();
+    if (!all_shared()) throw failed_precondition("after bind, the model describes other memory than it was given");
+  }
+  slot.shares_parameters = all_shared();
+  all_share_parameters_ = all_share_parameters_ && slot.shares_parameters;
+  if (slot.shares_parameters) return;
+  const auto fixed = std::find(slot.pinned.begin(), slot.pinned.end(), false);
+  if (fixed != slot.pinned.end()) {
+    throw failed_precondition("parameter ", slot.parameter_infos[static_cast<size_t>(fixed - slot.pinned.begin())].names[0],
+                              " is neither shared with the root nor writable in place, so replicas can't be kept equal; give the model "
+                              "`bind`, share the memory between its replicas, or pin its parameters");
+  }
+}
+
+void Replicas::copy_parameters(size_t i) {
+  ReplicaSlot& slot = *slots_[i];
+  if (i == 0 || slot.shares_parameters) return;
+  for (size_t p = 0; p < slot.parameters.size(); ++p) copy_elements(slot.parameters[p]->view, root().parameters[p]->view);
+  slot.parameters_dirty = true;
+}
+
+void Replicas::copy_buffers(size_t i) {
+  ReplicaSlot& slot = *slots_[i];
+  for (size_t b = 0; i != 0 && b < slot.buffers.size(); ++b) {
+    if (!slot.buffer_pinned[b] || same_memory(slot.buffers[b], root().buffers[b])) continue;
+    copy_elements(slot.buffers[b]->view, root().buffers[b]->view);
+  }
+}
+
+void Replicas::mark_parameters_dirty() {
+  for (const auto& slot : slots_) slot->parameters_dirty = true;
+}
+
+void Replicas::save_buffers() {
+  saved_buffers_.resize(root().buffers.size());
+  for (size_t b = 0; b < saved_buffers_.size(); ++b) {
+    if (!root().buffer_pinned[b]) continue;
+    const stg_tensor_view& buffer = root().buffers[b]->view;
+    if (saved_buffers_[b]) {
+      copy_elements(saved_buffers_[b]->view, buffer);
+    } else {
+      saved_buffers_[b] = copy_tensor(buffer);
+    }
+  }
+  buffers_are_saved_ = true;
+}
+
+void Replicas::restore_buffers() {
+  if (!std::exchange(buffers_are_saved_, false)) return;
+  for (size_t b = 0; b < saved_buffers_.size(); ++b) {
+    if (saved_buffers_[b]) copy_elements(root().buffers[b]->view, saved_buffers_[b]->view);
+  }
+  for (size_t i = 1; i < size(); ++i) copy_buffers(i);
+}
+
+void Replicas::drop_graphs() {
+  for (const auto& slot : slots_) slot->drop_graph();
+}
+
+void Replicas::drop_gradients() {
+  for (const auto& slot : slots_) slot->drop_gradients();
+}
+
+}  // namespace stratagem

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The model's replicas, one per device, kept from setup to teardown.
+//
+//   root         replica 0: its parameters and buffers are the model's; state is read from and written to it
+//   sharing      on one CPU all replicas' parameters live in the root's memory: the model shares them itself or has `bind`. Where it
+//                can't, what an update wrote on the root is copied to the others
+//   buffers      each replica has its own; between calls they are equal, the root's being the ones kept
+//   gradients    of one replica, not normalised: the sum over micro-batches of denominator x gradient
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dlpack.hpp"
+#include "base/error.hpp"
+#include "base/model.hpp"
+#include "strategy/options.hpp"
+
+namespace stratagem {
+
+/// One parameter or buffer, as all replicas have it.
+struct ParameterInfo {
+  std::vector<std::string> names;  ///< the first is the main one
+  stg_dtype dtype{};
+  std::vector<int64_t> shape;
+  bool requires_grad = false;
+  bool persistent = false;
+};
+
+class ReplicaSlot {
+ public:
+  ReplicaSlot(const Model& model, const stg_replicate_args& args);
+
+  int32_t index() const { return index_; }
+  stg_device device() const { return device_; }
+  const Replica& model() const { return model_; }
+
+  /// Runs `body`; what it throws is told as this replica's error.
+  template <class Body>
+  void guarded(const char* phase, Body&& body) const {
+    try {
+      body();
+    } catch (...) {
+      Error error = describe_exception(std::current_exception());
+      error.flags |= STG_ERROR_INSTANCE_USABLE;
+      throw error.within(concat("replica ", index_, " on ", device_name(device_), ", in ", phase), index_, device_);
+    }
+  }
+
+  /// Reads the description again: after bind, memory has moved.
+  void describe();
+  /// Forward on a share; keeps the graph. The share is on this replica's device afterwards.
+  void forward(stg_step_context context, Tree share);
+  /// Backward from the latest graph, added to `gradients`. A scale of 0 drops the graph unread.
+  void backward(double scale, bool detect_anomaly);
+  void drop_graph() { step.graph.reset(); }
+  void drop_gradients();
+
+  std::vector<TensorPtr> parameters;  ///< views with shapes of their own over the model's memory
+  std::vector<TensorPtr> buffers;
+  std::vector<ParameterInfo> parameter_infos;
+  std::vector<ParameterInfo> buffer_infos;
+  std::vector<bool> pinned;          ///< by parameter: may be written in place
+  std::vector<bool> buffer_pinned;   ///< by buffer; others are the model's own affair
+  stg_model_description description{};
+  ModelStep step;                ///< of the latest forward
+  std::vector<TensorPtr> gradients;  ///< by parameter; null: none yet
+  bool shares_parameters = false;    ///< with the root
+  bool parameters_dirty = false;     ///< written since the model was last told
+
+ private:
+  void collect(uint64_t index, TensorPtr gradient, std::vector<bool>& seen, std::vector<TensorPtr>& incoming) const;
+  void accumulate(uint64_t index, TensorPtr gradient);
+  void tell_changes();
+
+  int32_t index_;
+  stg_device device_;
+  Replica model_;
+  int mode_ = -1;  // 1: training, 0: evaluation, -1: not told yet
+};
+
+class Replicas {
+ public:
+  /// Makes one per device, compares them, and puts all on the root's memory or values.
+  Replicas(const Model& model, const Options& options, uint32_t threads_per_replica, bool needs_writable_parameters);
+  Replicas(const Replicas&) = delete;
+  Replicas& operator=(const Replicas&) = delete;
+  /// In reverse order: the root's memory outlives those bound to it.
+  ~Replicas();
+
+  size_t size() const { return slots_.size(); }
+  ReplicaSlot& operator[](size_t i) { return *slots_[i]; }
+  ReplicaSlot& root() { return *slots_.front(); }
+  const ReplicaSlot& root() const { return *slots_.front(); }
+  bool has_buffers() const { return !slots_.front()->buffers.empty(); }
+  bool all_share_parameters() const { return all_share_parameters_; }
+
+  /// Copies the root's parameters to replica i, where they aren't shared.
+  void copy_parameters(size_t i);
+  void copy_buffers(size_t i);
+  void mark_parameters_dirty();
+  /// What the root's buffers are now, to put back after a failed step.
+  void save_buffers();
+  void restore_buffers();
+  /// The step went well: what was saved is not put back any more.
+  void forget_saved_buffers() { buffers_are_saved_ = false; }
+  void drop_graphs();
+  void drop_gradients();
+
+ private:
+  void compare(const ReplicaSlot& other) const;
+  void share(ReplicaSlot& slot);
+
+  std::vector<std::unique_ptr<ReplicaSlot>> slots_;
+  std::vector<TensorPtr> saved_buffers_;
+  bool buffers_are_saved_ = false;
+  bool all_share_parameters_ = true;
+};
+
+}  // namespace stratagem

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// data_parallel: a replica of the model on each device of this process, kept for the run. Each batch is split along dimension 0, every
+// replica runs its share at the same time on its own thread, outputs are gathered to the root, gradients are reduced, and one update
+// changes all replicas. On one CPU the replicas share the memory of their parameters, and each thread updates a range of it.
+#include "strategy/engine.hpp"
+
+namespace stratagem {
+namespace {
+
+class DataParallel final : public Engine {
+ public:
+  explicit DataParallel(const CreateArgs& args) : Engine(args, Topology::data_parallel) {}
+
+  static StrategyInfo info() {
+    return {"Splits each batch over the devices of one process and reduces the gradients.",
+            R"json({
+  "type": "object",
+  "additionalProperties": false,
+  "properties": {
+    "split": {
+      "description": "balanced: shares differ by at most one row; chunk: ceil(rows / devices) rows each",
+      "enum": ["balanced", "chunk"],
+      "default": "balanced"
+    },
+    "compat": {
+      "description": "lightning: what PyTorch Lightning's strategy does where it differs (implies split: chunk)",
+      "enum": ["lightning"]
+    }
+  }
+})json",
+            {STG_DEVICE_CPU},
+            STG_CAPABILITY_MULTIPLE_DEVICES | STG_CAPABILITY_CALLER_THREAD_ONLY};
+  }
+};
+
+}  // namespace
+}  // namespace stratagem
+
+STRATAGEM_STRATEGY_PLUGIN("data_parallel", "1.0.0", stratagem::DataParallel);

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// single_device: the whole model on one device, which has all the threads. Outputs are the model's own.
+#include "strategy/engine.hpp"
+
+namespace stratagem {
+namespace {
+
+class SingleDevice final : public Engine {
+ public:
+  explicit SingleDevice(const CreateArgs& args) : Engine(args, Topology::single_device) {}
+
+  static StrategyInfo info() {
+    return {"Trains on one device.",
+            R"json({
+  "type": "object",
+  "additionalProperties": false,
+  "properties": {
+    "compat": {
+      "description": "lightning: reduce() goes through float32, as PyTorch Lightning's does",
+      "enum": ["lightning"]
+    }
+  }
+})json",
+            {STG_DEVICE_CPU},
+            STG_CAPABILITY_CALLER_THREAD_ONLY};
+  }
+};
+
+}  // namespace
+}  // namespace stratagem
+
+STRATAGEM_STRATEGY_PLUGIN("single_device", "1.0.0", stratagem::SingleDevice);
