@@ -112,9 +112,9 @@ void ReplicaSlot::tell_changes() {
 }
 
 void ReplicaSlot::forward(stg_step_context context, Tree share) {
-  drop_graph();
-  tell_changes();
   const int mode = context.stage == STG_STAGE_FIT ? 1 : 0;
+  if (mode == 1) drop_graph();
+  tell_changes();
   if (mode_ != mode) {
     model_.set_mode(mode == 1);
     mode_ = mode;
@@ -127,7 +127,10 @@ void ReplicaSlot::forward(stg_step_context context, Tree share) {
   }
   context.replica = index_;
   context.device = device_;
-  step = model_.step(context, std::move(share));
+  ModelStep made = model_.step(context, std::move(share));
+  // A training_step may be waiting for its backward: an evaluation in between leaves its graph alone.
+  if (mode == 0) made.graph = std::move(step.graph);
+  step = std::move(made);
   validate(step.outputs.root(), "outputs");
 }
 

@@ -21,22 +21,22 @@
 
 /* What can be asked of it, and what it counted. The host writes the first part only between calls of the strategy. */
 typedef struct mlp {
-    stg_model table;
-    int32_t fail_replica; /* -1: none; which one fails ... */
-    int fail_in;          /* ... and where: MLP_IN_* */
-    int32_t slow_replica; /* -1: none; sleeps for 300 ms in its step */
-    int is_masked;        /* give the mask's sum as denominator */
-    int is_sum;           /* the loss is a sum over the rows, and loss_kind says so */
-    int only_caller;      /* complain when called on another thread than `caller` */
-    pthread_t caller;
-    stg_strategy* call_back; /* null: none; its barrier is called from inside a step and must be refused */
+  stg_model table;
+  int32_t fail_replica; /* -1: none; which one fails ... */
+  int fail_in;          /* ... and where: MLP_IN_* */
+  int32_t slow_replica; /* -1: none; sleeps for 300 ms in its step */
+  int is_masked;        /* give the mask's sum as denominator */
+  int is_sum;           /* the loss is a sum over the rows, and loss_kind says so */
+  int only_caller;      /* complain when called on another thread than `caller` */
+  pthread_t caller;
+  stg_strategy* call_back; /* null: none; its barrier is called from inside a step and must be refused */
 
-    int64_t num_references;
-    int64_t num_replicas;
-    int64_t num_graphs;
-    int64_t num_complaints; /* wrong thread, a call back that was not refused, a batch that was not moved */
-    int64_t num_steps;
-    int64_t num_told_changed;
+  int64_t num_references;
+  int64_t num_replicas;
+  int64_t num_graphs;
+  int64_t num_complaints; /* wrong thread, a call back that was not refused, a batch that was not moved */
+  int64_t num_steps;
+  int64_t num_told_changed;
 } mlp;
 
 enum { MLP_IN_REPLICATE, MLP_IN_STEP, MLP_IN_BACKWARD };
@@ -47,7 +47,7 @@ void new_mlp(mlp* out, int with_bind);
 /* ---- the same arithmetic without a strategy: one device, the whole batch, double sums ---- */
 
 typedef struct weights {
-    double of[MLP_NUM_PARAMETERS][MLP_NUM_HIDDEN * MLP_NUM_FEATURES];
+  double of[MLP_NUM_PARAMETERS][MLP_NUM_HIDDEN * MLP_NUM_FEATURES];
 } weights;
 
 extern const int64_t mlp_numel[MLP_NUM_PARAMETERS];

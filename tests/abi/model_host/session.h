@@ -10,15 +10,15 @@
 #define MAX_ROWS 16
 
 typedef struct batch {
-    int64_t num_rows;
-    float inputs[MAX_ROWS][MLP_NUM_FEATURES];
-    float targets[MAX_ROWS];
-    float mask[MAX_ROWS];
+  int64_t num_rows;
+  float inputs[MAX_ROWS][MLP_NUM_FEATURES];
+  float targets[MAX_ROWS];
+  float mask[MAX_ROWS];
 } batch;
 
 typedef struct session {
-    mlp model;
-    stg_strategy* strategy; /* null after a failure, which is counted */
+  mlp model;
+  stg_strategy* strategy; /* null after a failure, which is counted */
 } session;
 
 /* Created and set up for `stage`. The model has bind unless `is_plain`. */

@@ -18,8 +18,9 @@
 #define TEXT_OF_(number) #number
 #define TEXT_OF(number) TEXT_OF_(number)
 
-STG_PLUGIN_NOTE("{\"name\": \"" PLUGIN_NAME "\", \"version\": \"" PLUGIN_VERSION "\", \"abi\": {\"major\": 1, \"min_minor\": " TEXT_OF(
-    MIN_MINOR) ", \"max_minor\": " TEXT_OF(MAX_MINOR) "}, \"strategies\": [\"sequential\"], \"models\": []}");
+STG_PLUGIN_NOTE("{\"name\": \"" PLUGIN_NAME "\", \"version\": \"" PLUGIN_VERSION
+                "\", \"abi\": {\"major\": 1, \"min_minor\": " TEXT_OF(MIN_MINOR) ", \"max_minor\": " TEXT_OF(
+                    MAX_MINOR) "}, \"strategies\": [\"sequential\"], \"models\": []}");
 
 #if STG_ABI_MAJOR != 1
 #error "the note says major 1"
@@ -30,47 +31,47 @@ STG_PLUGIN_NOTE("{\"name\": \"" PLUGIN_NAME "\", \"version\": \"" PLUGIN_VERSION
  * A null slot would do as well. A function can say what to use instead, and must still consume what is moved in. */
 
 static stg_error* release_and_refuse(stg_tree* moved, const char* text) {
-    if (moved != NULL) seq_release_tree(moved);
-    return seq_error(STG_UNIMPLEMENTED, "%s", text);
+  if (moved != NULL) seq_release_tree(moved);
+  return seq_error(STG_UNIMPLEMENTED, "%s", text);
 }
 
 static stg_error* no_model_to_device(stg_strategy* self, const stg_call* call) {
-    (void)self, (void)call;
-    return seq_error(STG_UNIMPLEMENTED, "model_to_device: replicas are on the CPU from setup on");
+  (void)self, (void)call;
+  return seq_error(STG_UNIMPLEMENTED, "model_to_device: replicas are on the CPU from setup on");
 }
 
 static stg_error* no_reduce(stg_strategy* self, const stg_call* call, stg_tree* object, uint32_t op, stg_tree* out) {
-    (void)self, (void)call, (void)op, (void)out;
-    return release_and_refuse(object, "reduce: this strategy does not reduce tensors of a host's; it weights the loss itself");
+  (void)self, (void)call, (void)op, (void)out;
+  return release_and_refuse(object, "reduce: this strategy does not reduce tensors of a host's; it weights the loss itself");
 }
 
 static stg_error* no_announce_batch(stg_strategy* self, const stg_call* call, const stg_transfer_args* args, uint32_t stage,
                                     uint64_t* ticket) {
-    (void)self, (void)call, (void)stage, (void)ticket;
-    stg_error* error = seq_check_size(args, STG_TRANSFER_ARGS_MIN_SIZE, "transfer_args");
-    if (error != NULL) return error;
-    return release_and_refuse(args->batch, "announce_batch: there is nothing to overlap with; give the batch to the step");
+  (void)self, (void)call, (void)stage, (void)ticket;
+  stg_error* error = seq_check_size(args, STG_TRANSFER_ARGS_MIN_SIZE, "transfer_args");
+  if (error != NULL) return error;
+  return release_and_refuse(args->batch, "announce_batch: there is nothing to overlap with; give the batch to the step");
 }
 
 static stg_error* no_gradients(stg_strategy* self, const stg_call* call, stg_tree* out) {
-    (void)self, (void)call, (void)out;
-    return seq_error(STG_UNIMPLEMENTED, "gradients: this strategy updates by itself; reduce_gradients serves a host's optimizer");
+  (void)self, (void)call, (void)out;
+  return seq_error(STG_UNIMPLEMENTED, "gradients: this strategy updates by itself; reduce_gradients serves a host's optimizer");
 }
 
 static stg_error* no_parameters_changed(stg_strategy* self, const stg_call* call) {
-    (void)self, (void)call;
-    return seq_error(STG_UNIMPLEMENTED, "parameters_changed: use import_state to write weights");
+  (void)self, (void)call;
+  return seq_error(STG_UNIMPLEMENTED, "parameters_changed: use import_state to write weights");
 }
 
 static stg_error* no_save(stg_strategy* self, const stg_call* call, const stg_checkpoint_args* args) {
-    (void)self, (void)call, (void)args;
-    return seq_error(STG_UNIMPLEMENTED, "save: this strategy writes no files; use export_state");
+  (void)self, (void)call, (void)args;
+  return seq_error(STG_UNIMPLEMENTED, "save: this strategy writes no files; use export_state");
 }
 
 static stg_error* no_load(stg_strategy* self, const stg_call* call, const stg_checkpoint_args* args, stg_tree* host_json,
                           stg_tree* report) {
-    (void)self, (void)call, (void)args, (void)host_json, (void)report;
-    return seq_error(STG_UNIMPLEMENTED, "load: this strategy reads no files; use import_state");
+  (void)self, (void)call, (void)args, (void)host_json, (void)report;
+  return seq_error(STG_UNIMPLEMENTED, "load: this strategy reads no files; use import_state");
 }
 
 /* ---- tables ---- */
@@ -112,7 +113,8 @@ static const stg_strategy_api api = {
     .load = no_load,
 };
 
-#define TEXT(literal) {literal, sizeof(literal) - 1}
+#define TEXT(literal) \
+  { literal, sizeof(literal) - 1 }
 
 static const uint32_t device_kinds[] = {STG_DEVICE_CPU};
 
@@ -130,8 +132,8 @@ static const stg_strategy_factory sequential = {
 static const stg_strategy_factory* const strategies[] = {&sequential};
 
 static const void* get_extension(stg_string id) {
-    (void)id;
-    return NULL;
+  (void)id;
+  return NULL;
 }
 
 static const stg_plugin plugin = {
@@ -146,16 +148,19 @@ static const stg_plugin plugin = {
 /* ---- the probe ---- */
 
 static void explain(const stg_probe_request* request, stg_probe_reply* reply) {
-    char nothing[1];
-    const int has_buffer = reply->text != NULL && reply->text_capacity_bytes > 0;
-    const int host_bytes = request->host_name.data == NULL ? 0 : request->host_name.size_bytes > 64 ? 64 : (int)request->host_name.size_bytes;
-    const int size_bytes = snprintf(has_buffer ? reply->text : nothing, has_buffer ? reply->text_capacity_bytes : 0,
-                                    "%s %s is built for ABI %u.%u to %u.%u; the host %.*s speaks %u.%u to %u.%u: use a plugin and a "
-                                    "host of one major whose minors meet",
-                                    PLUGIN_NAME, PLUGIN_VERSION, STG_ABI_MAJOR, (unsigned)MIN_MINOR, STG_ABI_MAJOR, (unsigned)MAX_MINOR,
-                                    host_bytes, request->host_name.data == NULL ? "" : request->host_name.data, request->abi_major,
-                                    request->min_minor, request->abi_major, request->max_minor);
-    reply->text_size_bytes = size_bytes < 0 ? 0 : (uint64_t)size_bytes + 1;
+  char nothing[1];
+  const int has_buffer = reply->text != NULL && reply->text_capacity_bytes > 0;
+  const int host_bytes = request->host_name.data == NULL      ? 0
+                         : request->host_name.size_bytes > 64 ? 64
+                                                              : (int)request->host_name.size_bytes;
+  const int size_bytes =
+      snprintf(has_buffer ? reply->text : nothing, has_buffer ? reply->text_capacity_bytes : 0,
+               "%s %s is built for ABI %u.%u to %u.%u; the host %.*s speaks %u.%u to %u.%u: use a plugin and a "
+               "host of one major whose minors meet",
+               PLUGIN_NAME, PLUGIN_VERSION, STG_ABI_MAJOR, (unsigned)MIN_MINOR, STG_ABI_MAJOR, (unsigned)MAX_MINOR, host_bytes,
+               request->host_name.data == NULL ? "" : request->host_name.data, request->abi_major, request->min_minor,
+               request->abi_major, request->max_minor);
+  reply->text_size_bytes = size_bytes < 0 ? 0 : (uint64_t)size_bytes + 1;
 }
 
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -164,22 +169,22 @@ static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 STG_EXPORT uint32_t stg_plugin_probe(const stg_probe_request* request, stg_probe_reply* reply);
 
 uint32_t stg_plugin_probe(const stg_probe_request* request, stg_probe_reply* reply) {
-    if (request == NULL || reply == NULL) return STG_PROBE_BAD_ARGUMENT;
-    if (request->reserved != 0 || request->min_minor > request->max_minor) return STG_PROBE_BAD_ARGUMENT;
-    if (request->host_name.data == NULL && request->host_name.size_bytes > 0) return STG_PROBE_BAD_ARGUMENT;
-    reply->abi_major = STG_ABI_MAJOR;
-    reply->min_minor = MIN_MINOR;
-    reply->max_minor = MAX_MINOR;
-    reply->minor = 0;
-    reply->plugin = NULL;
-    reply->text_size_bytes = 0;
-    const uint32_t lowest = larger(request->min_minor, MIN_MINOR), highest = smaller(request->max_minor, MAX_MINOR);
-    if (request->abi_major != STG_ABI_MAJOR || lowest > highest) {
-        explain(request, reply);
-        return STG_PROBE_REFUSED;
-    }
-    if (reply->text != NULL && reply->text_capacity_bytes > 0) reply->text[0] = 0;
-    reply->minor = highest;
-    reply->plugin = &plugin;
-    return STG_PROBE_ACCEPTED;
+  if (request == NULL || reply == NULL) return STG_PROBE_BAD_ARGUMENT;
+  if (request->reserved != 0 || request->min_minor > request->max_minor) return STG_PROBE_BAD_ARGUMENT;
+  if (request->host_name.data == NULL && request->host_name.size_bytes > 0) return STG_PROBE_BAD_ARGUMENT;
+  reply->abi_major = STG_ABI_MAJOR;
+  reply->min_minor = MIN_MINOR;
+  reply->max_minor = MAX_MINOR;
+  reply->minor = 0;
+  reply->plugin = NULL;
+  reply->text_size_bytes = 0;
+  const uint32_t lowest = larger(request->min_minor, MIN_MINOR), highest = smaller(request->max_minor, MAX_MINOR);
+  if (request->abi_major != STG_ABI_MAJOR || lowest > highest) {
+    explain(request, reply);
+    return STG_PROBE_REFUSED;
+  }
+  if (reply->text != NULL && reply->text_capacity_bytes > 0) reply->text[0] = 0;
+  reply->minor = highest;
+  reply->plugin = &plugin;
+  return STG_PROBE_ACCEPTED;
 }

@@ -63,15 +63,15 @@ void seq_describe(const stg_tensor_view* view, char* text, uint64_t capacity_byt
 
 /* A batch that several shares read: one reference each, the last one releases the tree. */
 typedef struct seq_batch {
-    uint64_t references;
-    stg_tree tree;
+  uint64_t references;
+  stg_tree tree;
 } seq_batch;
 
 /* Where a walk stands, for messages. */
 typedef struct seq_path {
-    const struct seq_path* parent; /* null at the root */
-    stg_string key;                /* of a dict */
-    uint64_t index;                /* of a list or tuple, when the key has no data */
+  const struct seq_path* parent; /* null at the root */
+  stg_string key;                /* of a dict */
+  uint64_t index;                /* of a list or tuple, when the key has no data */
 } seq_path;
 
 /* Takes a tree as the ABI hands it over: a moved one is consumed on every return, a borrowed one copied. The tree is checked. */
@@ -84,7 +84,7 @@ stg_error* seq_new_tree(stg_tree* out, seq_batch* batch);
 void* seq_tree_alloc(stg_tree* tree, uint64_t size_bytes);
 int seq_tree_text(stg_tree* tree, stg_value* to, const char* text, uint64_t size_bytes); /* a string leaf; 0 without memory */
 stg_error* seq_copy_tree(const stg_value* root, stg_tree* out);
-void seq_release_tree(stg_tree* tree); /* a borrowed one is left alone */
+void seq_release_tree(stg_tree* tree);                             /* a borrowed one is left alone */
 const stg_value* seq_find(const stg_value* dict, const char* key); /* null if absent, or no dict */
 int seq_same_text(stg_string a, stg_string b);
 const char* seq_path_text(const seq_path* path, char* text, uint64_t capacity_bytes);
@@ -92,8 +92,8 @@ const char* seq_path_text(const seq_path* path, char* text, uint64_t capacity_by
 /* ---- split.c, gather.c ---- */
 
 typedef struct seq_share {
-    stg_tree tree;
-    int64_t num_rows; /* -1: it has no tensor with rows */
+  stg_tree tree;
+  int64_t num_rows; /* -1: it has no tensor with rows */
 } seq_share;
 
 /* At most `num_shares` shares along dim 0 whose sizes differ by at most one; `num_filled` at least 1. */
@@ -109,51 +109,51 @@ stg_error* seq_gather(const stg_tree* outputs, uint64_t num_outputs, const doubl
 enum { SEQ_WINDOW_EMPTY, SEQ_WINDOW_WEIGHTED, SEQ_WINDOW_SUM };
 
 typedef struct seq_replica {
-    stg_replica* handle;
-    stg_device device;
-    stg_model_description description;
-    stg_graph* graph; /* of the latest training_step, null once consumed or where the replica had no share */
-    double weight;    /* of that step's share */
-    int mode;         /* the last set_mode; -1: none yet */
+  stg_replica* handle;
+  stg_device device;
+  stg_model_description description;
+  stg_graph* graph; /* of the latest training_step, null once consumed or where the replica had no share */
+  double weight;    /* of that step's share */
+  int mode;         /* the last set_mode; -1: none yet */
 } seq_replica;
 
 struct stg_strategy {
-    pthread_mutex_t lock; /* guards the four members below: abort and status come from any thread */
-    uint32_t state;
-    int is_busy;
-    int is_aborted;
-    stg_status shown; /* what status answers; refreshed when a call leaves */
+  pthread_mutex_t lock; /* guards the four members below: abort and status come from any thread */
+  uint32_t state;
+  int is_busy;
+  int is_aborted;
+  stg_status shown; /* what status answers; refreshed when a call leaves */
 
-    /* From create to destroy. */
-    const stg_host* host;
-    stg_device* devices;
-    uint64_t num_devices;
-    uint64_t seed;
-    int has_optimizer;
-    uint32_t stage;
+  /* From create to destroy. */
+  const stg_host* host;
+  stg_device* devices;
+  uint64_t num_devices;
+  uint64_t seed;
+  int has_optimizer;
+  uint32_t stage;
 
-    /* From setup to teardown. */
-    const stg_model* model;
-    seq_replica* replicas; /* one per device */
-    float** sums;          /* per parameter: the sum of weight x gradient since the last update */
-    int* has_sum;          /* per parameter: whether any gradient came */
-    double* weights;       /* of the latest step, one per replica that ran */
-    uint64_t num_weights;
-    double total_weight;
-    int window;      /* SEQ_WINDOW_* of what is summed */
-    int step_window; /* SEQ_WINDOW_* of the latest training_step */
-    int has_graph;
-    uint64_t num_micro_batches;
-    uint64_t num_updates;
+  /* From setup to teardown. */
+  const stg_model* model;
+  seq_replica* replicas; /* one per device */
+  float** sums;          /* per parameter: the sum of weight x gradient since the last update */
+  int* has_sum;          /* per parameter: whether any gradient came */
+  double* weights;       /* of the latest step, one per replica that ran */
+  uint64_t num_weights;
+  double total_weight;
+  int window;      /* SEQ_WINDOW_* of what is summed */
+  int step_window; /* SEQ_WINDOW_* of the latest training_step */
+  int has_graph;
+  uint64_t num_micro_batches;
+  uint64_t num_updates;
 };
 
 /* ---- config.c ---- */
 
 typedef struct seq_config {
-    int32_t* devices; /* logical indices, the first is the root; malloc'ed */
-    uint64_t num_devices;
-    uint64_t seed;
-    int has_optimizer;
+  int32_t* devices; /* logical indices, the first is the root; malloc'ed */
+  uint64_t num_devices;
+  uint64_t seed;
+  int has_optimizer;
 } seq_config;
 
 #define SEQ_MAX_DEVICES 256
@@ -209,11 +209,11 @@ stg_error* seq_import_state(stg_strategy* self, const stg_call* call, stg_tree* 
 /* ---- parts of those, used in several files ---- */
 
 typedef struct seq_step {
-    uint32_t stage;
-    uint64_t flags; /* STG_BATCH_* */
-    int64_t batch_index;
-    int64_t dataloader_index;
-    int64_t global_step;
+  uint32_t stage;
+  uint64_t flags; /* STG_BATCH_* */
+  int64_t batch_index;
+  int64_t dataloader_index;
+  int64_t global_step;
 } seq_step;
 
 /* step.c: the forward of every replica; keeps graphs and weights when the stage is fit. */

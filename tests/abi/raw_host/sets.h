@@ -8,12 +8,13 @@
 #include "../support/host.h"
 
 typedef struct sets {
-    stg_gradient_set* of; /* one per device */
-    stg_gradient_set** pointers;
-    uint64_t num_sets;
+  stg_gradient_set* of; /* one per device */
+  stg_gradient_set** pointers;
+  uint64_t num_sets;
 } sets;
 
-stg_strategy* ready_to_reduce(uint64_t flags); /* null after a failure, which is counted */
+int has_reduce_gradients(void);
+stg_strategy* ready_to_reduce(uint64_t flags);                  /* null after a failure, which is counted */
 sets* new_sets(stg_strategy* strategy, uint64_t num_gradients); /* borrowed, weight 1, all slots null */
 void free_sets(sets* all);                                      /* and the tensors in the slots */
 stg_error* reduce(stg_strategy* strategy, const sets* all, uint64_t op);

@@ -7,10 +7,10 @@
 #include "rules.h"
 
 int main(int argc, char** argv) {
-    load_plugin(argc, argv);
-    int failed = run_tests(probe_tests, num_probe_tests);
-    failed += run_tests(struct_tests, num_struct_tests);
-    failed += run_tests(state_tests, num_state_tests);
-    failed += run_tests(object_tests, num_object_tests);
-    return failed > 0;
+  load_plugin(argc, argv);
+  int failed = run_tests(probe_tests, num_probe_tests);
+  failed += run_tests(struct_tests, num_struct_tests);
+  failed += run_tests(state_tests, num_state_tests);
+  failed += run_tests(object_tests, num_object_tests);
+  return failed > 0;
 }

@@ -16,254 +16,281 @@
 enum { STG_STRATEGY_FUNCTIONS(NUMBER) NUM_FUNCTIONS };
 
 typedef struct function {
-    const char* name;
-    uint32_t who;
-    uint32_t states;
+  const char* name;
+  uint32_t who;
+  uint32_t states;
 } function;
 
 #define ROW(function, who, states) {#function, who, states},
 static const function functions[] = {STG_STRATEGY_FUNCTIONS(ROW)};
 
 #define PRESENT(function, who, states) \
-    case CALL_##function: return the_host.api->function != NULL;
+  case CALL_##function:                \
+    return the_host.api->function != NULL;
 static int is_present(int which) {
-    switch (which) { STG_STRATEGY_FUNCTIONS(PRESENT) }
-    return 0;
+  switch (which) { STG_STRATEGY_FUNCTIONS(PRESENT) }
+  return 0;
 }
 
 static stg_error* call_step(int which, const session* s) {
-    batch b;
-    stg_step_result result;
-    make_batch(&b, 4, 1);
-    stg_tree tree = batch_tree(&b, 0);
-    stg_step_args args;
-    memset(&args, 0, sizeof args);
-    args.struct_size = sizeof args;
-    args.batch = &tree;
-    memset(&result, 0, sizeof result);
-    result.struct_size = sizeof result;
-    stg_error* error = which == CALL_training_step     ? the_host.api->training_step(s->strategy, NULL, &args, &result)
-                       : which == CALL_train_batch     ? the_host.api->train_batch(s->strategy, NULL, &args, &result, NULL)
-                       : which == CALL_validation_step ? the_host.api->validation_step(s->strategy, NULL, &args, &result)
-                       : which == CALL_test_step       ? the_host.api->test_step(s->strategy, NULL, &args, &result)
-                                                       : the_host.api->predict_step(s->strategy, NULL, &args, &result);
-    CHECK_THAT(tree.release == NULL, "%s consumes a moved batch on every return", functions[which].name);
-    if (error == NULL) release_tree(&result.outputs);
-    return error;
+  batch b;
+  stg_step_result result;
+  make_batch(&b, 4, 1);
+  stg_tree tree = batch_tree(&b, 0);
+  stg_step_args args;
+  memset(&args, 0, sizeof args);
+  args.struct_size = sizeof args;
+  args.batch = &tree;
+  memset(&result, 0, sizeof result);
+  result.struct_size = sizeof result;
+  stg_error* error = which == CALL_training_step     ? the_host.api->training_step(s->strategy, NULL, &args, &result)
+                     : which == CALL_train_batch     ? the_host.api->train_batch(s->strategy, NULL, &args, &result, NULL)
+                     : which == CALL_validation_step ? the_host.api->validation_step(s->strategy, NULL, &args, &result)
+                     : which == CALL_test_step       ? the_host.api->test_step(s->strategy, NULL, &args, &result)
+                                                     : the_host.api->predict_step(s->strategy, NULL, &args, &result);
+  CHECK_THAT(tree.release == NULL, "%s consumes a moved batch on every return", functions[which].name);
+  if (error == NULL) release_tree(&result.outputs);
+  return error;
 }
 
 static stg_error* call_with_tree(int which, const session* s) {
-    batch b;
-    stg_tree out;
-    uint64_t ticket = 0;
-    make_batch(&b, 4, 1);
-    stg_tree tree = batch_tree(&b, 0);
-    stg_transfer_args args;
-    memset(&out, 0, sizeof out);
-    memset(&args, 0, sizeof args);
-    args.struct_size = sizeof args;
-    args.batch = &tree;
-    args.device.index = -1;
-    stg_error* error = NULL;
-    if (which == CALL_batch_to_device) error = the_host.api->batch_to_device(s->strategy, NULL, &args, &out);
-    if (which == CALL_broadcast) error = the_host.api->broadcast(s->strategy, NULL, &tree, 0, &out);
-    if (which == CALL_all_gather) error = the_host.api->all_gather(s->strategy, NULL, &tree, &out);
-    if (which == CALL_reduce) error = the_host.api->reduce(s->strategy, NULL, &tree, STG_REDUCE_SUM, &out);
-    if (which == CALL_to_host) error = the_host.api->to_host(s->strategy, NULL, &tree, &out);
-    if (which == CALL_announce_batch) error = the_host.api->announce_batch(s->strategy, NULL, &args, STG_STAGE_FIT, &ticket);
-    CHECK_THAT(tree.release == NULL, "%s consumes a moved tree on every return", functions[which].name);
-    release_tree(&out);
-    return error;
+  batch b;
+  stg_tree out;
+  uint64_t ticket = 0;
+  make_batch(&b, 4, 1);
+  stg_tree tree = batch_tree(&b, 0);
+  stg_transfer_args args;
+  memset(&out, 0, sizeof out);
+  memset(&args, 0, sizeof args);
+  args.struct_size = sizeof args;
+  args.batch = &tree;
+  args.device.index = -1;
+  stg_error* error = NULL;
+  if (which == CALL_batch_to_device) error = the_host.api->batch_to_device(s->strategy, NULL, &args, &out);
+  if (which == CALL_broadcast) error = the_host.api->broadcast(s->strategy, NULL, &tree, 0, &out);
+  if (which == CALL_all_gather) error = the_host.api->all_gather(s->strategy, NULL, &tree, &out);
+  if (which == CALL_reduce) error = the_host.api->reduce(s->strategy, NULL, &tree, STG_REDUCE_SUM, &out);
+  if (which == CALL_to_host) error = the_host.api->to_host(s->strategy, NULL, &tree, &out);
+  if (which == CALL_announce_batch) error = the_host.api->announce_batch(s->strategy, NULL, &args, STG_STAGE_FIT, &ticket);
+  CHECK_THAT(tree.release == NULL, "%s consumes a moved tree on every return", functions[which].name);
+  release_tree(&out);
+  return error;
 }
 
 static stg_error* call_import(const session* s) {
-    stg_tree state, report;
-    memset(&state, 0, sizeof state);
-    memset(&report, 0, sizeof report);
-    state.root.type = STG_NONE;
-    stg_error* error = the_host.api->import_state(s->strategy, NULL, &state, 0, &report);
-    release_tree(&report);
-    return error;
+  stg_tree state, report;
+  memset(&state, 0, sizeof state);
+  memset(&report, 0, sizeof report);
+  state.root.type = STG_NONE;
+  stg_error* error = the_host.api->import_state(s->strategy, NULL, &state, 0, &report);
+  release_tree(&report);
+  return error;
 }
 
 static stg_error* call_checkpoint(int which, const session* s) {
-    stg_checkpoint_args args;
-    stg_tree host_json, report;
-    memset(&args, 0, sizeof args);
-    memset(&host_json, 0, sizeof host_json);
-    memset(&report, 0, sizeof report);
-    args.struct_size = sizeof args;
-    args.path.data = "/nonexistent/stratagem/checkpoint"; /* the state is asked about, not the disk */
-    args.path.size_bytes = strlen(args.path.data);
-    if (which == CALL_save) return the_host.api->save(s->strategy, NULL, &args);
-    stg_error* error = the_host.api->load(s->strategy, NULL, &args, &host_json, &report);
-    release_tree(&host_json);
-    release_tree(&report);
-    return error;
+  stg_checkpoint_args args;
+  stg_tree host_json, report;
+  memset(&args, 0, sizeof args);
+  memset(&host_json, 0, sizeof host_json);
+  memset(&report, 0, sizeof report);
+  args.struct_size = sizeof args;
+  args.path.data = "/nonexistent/stratagem/checkpoint"; /* the state is asked about, not the disk */
+  args.path.size_bytes = strlen(args.path.data);
+  if (which == CALL_save) return the_host.api->save(s->strategy, NULL, &args);
+  stg_error* error = the_host.api->load(s->strategy, NULL, &args, &host_json, &report);
+  release_tree(&host_json);
+  release_tree(&report);
+  return error;
 }
 
 static stg_error* call_reduce_gradients(const session* s) {
-    stg_gradient_set sets[64], *pointers[64];
-    stg_reduce_gradients_args args;
-    const stg_device* devices = NULL;
-    memset(&args, 0, sizeof args);
-    memset(sets, 0, sizeof sets);
-    args.struct_size = sizeof args;
-    args.sets = pointers;
-    SUCCEEDS(the_host.api->devices(s->strategy, &devices, &args.num_sets));
-    for (uint64_t i = 0; i < args.num_sets && i < 64; ++i) {
-        sets[i].struct_size = sizeof sets[i];
-        sets[i].device = devices[i];
-        sets[i].weight = 1;
-        pointers[i] = &sets[i];
-    }
-    return the_host.api->reduce_gradients(s->strategy, NULL, &args);
+  stg_gradient_set sets[64], *pointers[64];
+  stg_reduce_gradients_args args;
+  const stg_device* devices = NULL;
+  memset(&args, 0, sizeof args);
+  memset(sets, 0, sizeof sets);
+  args.struct_size = sizeof args;
+  args.sets = pointers;
+  SUCCEEDS(the_host.api->devices(s->strategy, &devices, &args.num_sets));
+  for (uint64_t i = 0; i < args.num_sets && i < 64; ++i) {
+    sets[i].struct_size = sizeof sets[i];
+    sets[i].device = devices[i];
+    sets[i].weight = 1;
+    pointers[i] = &sets[i];
+  }
+  return the_host.api->reduce_gradients(s->strategy, NULL, &args);
 }
 
 static stg_error* call_rest(int which, session* s) {
-    const stg_strategy_api* api = the_host.api;
-    const stg_string name = {"states", 6};
-    const stg_device* devices = NULL;
-    uint64_t num_devices = 0;
-    uint32_t decision = 0;
-    stg_tree out;
-    stg_status status;
-    stg_ranks ranks;
-    stg_model_description description;
-    stg_update_args update;
-    memset(&out, 0, sizeof out);
-    memset(&status, 0, sizeof status);
-    memset(&ranks, 0, sizeof ranks);
-    memset(&description, 0, sizeof description);
-    memset(&update, 0, sizeof update);
-    status.struct_size = sizeof status;
-    ranks.struct_size = sizeof ranks;
-    description.struct_size = sizeof description;
-    update.struct_size = sizeof update;
-    stg_error* error = NULL;
-    switch (which) {
-        case CALL_status: return api->status(s->strategy, &status);
-        case CALL_devices: return api->devices(s->strategy, &devices, &num_devices);
-        case CALL_ranks: return api->ranks(s->strategy, &ranks);
-        case CALL_setup: return set_up(s, STG_STAGE_FIT, NULL);
-        case CALL_teardown: return api->teardown(s->strategy, NULL);
-        case CALL_describe_parameters: return api->describe_parameters(s->strategy, &description);
-        case CALL_model_to_device: return api->model_to_device(s->strategy, NULL);
-        case CALL_reduce_boolean_decision: return api->reduce_boolean_decision(s->strategy, NULL, 1, STG_DECIDE_ALL, &decision);
-        case CALL_barrier: return api->barrier(s->strategy, NULL, name);
-        case CALL_backward: return api->backward(s->strategy, NULL, 0);
-        case CALL_optimizer_step: return api->optimizer_step(s->strategy, NULL, &update, NULL);
-        case CALL_zero_grad: return api->zero_grad(s->strategy, NULL);
-        case CALL_gradients: error = api->gradients(s->strategy, NULL, &out); break;
-        case CALL_parameters_changed: return api->parameters_changed(s->strategy, NULL);
-        case CALL_reduce_gradients: return call_reduce_gradients(s);
-        case CALL_export_state: error = api->export_state(s->strategy, NULL, STG_EXPORT_COPY, &out); break;
-        case CALL_import_state: return call_import(s);
-        case CALL_save:
-        case CALL_load: return call_checkpoint(which, s);
-        default: check_at(__FILE__, __LINE__, 0, "%s is called by this test", functions[which].name); break;
-    }
-    release_tree(&out);
-    return error;
+  const stg_strategy_api* api = the_host.api;
+  const stg_string name = {"states", 6};
+  const stg_device* devices = NULL;
+  uint64_t num_devices = 0;
+  uint32_t decision = 0;
+  stg_tree out;
+  stg_status status;
+  stg_ranks ranks;
+  stg_model_description description;
+  stg_update_args update;
+  memset(&out, 0, sizeof out);
+  memset(&status, 0, sizeof status);
+  memset(&ranks, 0, sizeof ranks);
+  memset(&description, 0, sizeof description);
+  memset(&update, 0, sizeof update);
+  status.struct_size = sizeof status;
+  ranks.struct_size = sizeof ranks;
+  description.struct_size = sizeof description;
+  update.struct_size = sizeof update;
+  stg_error* error = NULL;
+  switch (which) {
+    case CALL_status:
+      return api->status(s->strategy, &status);
+    case CALL_devices:
+      return api->devices(s->strategy, &devices, &num_devices);
+    case CALL_ranks:
+      return api->ranks(s->strategy, &ranks);
+    case CALL_setup:
+      return set_up(s, STG_STAGE_FIT, NULL);
+    case CALL_teardown:
+      return api->teardown(s->strategy, NULL);
+    case CALL_describe_parameters:
+      return api->describe_parameters(s->strategy, &description);
+    case CALL_model_to_device:
+      return api->model_to_device(s->strategy, NULL);
+    case CALL_reduce_boolean_decision:
+      return api->reduce_boolean_decision(s->strategy, NULL, 1, STG_DECIDE_ALL, &decision);
+    case CALL_barrier:
+      return api->barrier(s->strategy, NULL, name);
+    case CALL_backward:
+      return api->backward(s->strategy, NULL, 0);
+    case CALL_optimizer_step:
+      return api->optimizer_step(s->strategy, NULL, &update, NULL);
+    case CALL_zero_grad:
+      return api->zero_grad(s->strategy, NULL);
+    case CALL_gradients:
+      error = api->gradients(s->strategy, NULL, &out);
+      break;
+    case CALL_parameters_changed:
+      return api->parameters_changed(s->strategy, NULL);
+    case CALL_reduce_gradients:
+      return call_reduce_gradients(s);
+    case CALL_export_state:
+      error = api->export_state(s->strategy, NULL, STG_EXPORT_COPY, &out);
+      break;
+    case CALL_import_state:
+      return call_import(s);
+    case CALL_save:
+    case CALL_load:
+      return call_checkpoint(which, s);
+    default:
+      check_at(__FILE__, __LINE__, 0, "%s is called by this test", functions[which].name);
+      break;
+  }
+  release_tree(&out);
+  return error;
 }
 
 static stg_error* call(int which, session* s) {
-    switch (which) {
-        case CALL_training_step:
-        case CALL_train_batch:
-        case CALL_validation_step:
-        case CALL_test_step:
-        case CALL_predict_step: return call_step(which, s);
-        case CALL_batch_to_device:
-        case CALL_broadcast:
-        case CALL_all_gather:
-        case CALL_reduce:
-        case CALL_to_host:
-        case CALL_announce_batch: return call_with_tree(which, s);
-        default: return call_rest(which, s);
-    }
+  switch (which) {
+    case CALL_training_step:
+    case CALL_train_batch:
+    case CALL_validation_step:
+    case CALL_test_step:
+    case CALL_predict_step:
+      return call_step(which, s);
+    case CALL_batch_to_device:
+    case CALL_broadcast:
+    case CALL_all_gather:
+    case CALL_reduce:
+    case CALL_to_host:
+    case CALL_announce_batch:
+      return call_with_tree(which, s);
+    default:
+      return call_rest(which, s);
+  }
 }
 
 /* backward and optimizer_step need a forward before them too: that is order, not state. */
 static int needs_a_forward(int which) {
-    return which == CALL_backward || which == CALL_optimizer_step || which == CALL_gradients;
+  return which == CALL_backward || which == CALL_optimizer_step || which == CALL_gradients;
 }
 
 static int enter_state(session* s, uint32_t state) {
-    new_mlp(&s->model, 1);
-    s->strategy = make_strategy(1, 0, NULL);
-    if (s->strategy == NULL) return 0;
-    if (state == STG_STATE_FIT) return SUCCEEDS(set_up(s, STG_STAGE_FIT, NULL));
-    if (state == STG_STATE_EVALUATE) return SUCCEEDS(set_up(s, STG_STAGE_VALIDATE, NULL));
-    if (state == STG_STATE_MODELLESS) {
-        stg_setup_args args;
-        memset(&args, 0, sizeof args);
-        args.struct_size = sizeof args;
-        return SUCCEEDS(the_host.api->setup(s->strategy, NULL, &args));
-    }
-    if (state == STG_STATE_DRAINING) the_host.api->abort(s->strategy);
-    return 1;
+  new_mlp(&s->model, 1);
+  s->strategy = make_strategy(1, 0, NULL);
+  if (s->strategy == NULL) return 0;
+  if (state == STG_STATE_FIT) return SUCCEEDS(set_up(s, STG_STAGE_FIT, NULL));
+  if (state == STG_STATE_EVALUATE) return SUCCEEDS(set_up(s, STG_STAGE_VALIDATE, NULL));
+  if (state == STG_STATE_MODELLESS) {
+    stg_setup_args args;
+    memset(&args, 0, sizeof args);
+    args.struct_size = sizeof args;
+    return SUCCEEDS(the_host.api->setup(s->strategy, NULL, &args));
+  }
+  if (state == STG_STATE_DRAINING) the_host.api->abort(s->strategy);
+  return 1;
 }
 
 static void every_function_in_every_state(void) {
-    for (uint32_t state = STG_STATE_CREATED; state <= STG_STATE_DRAINING; state *= 2) {
-        for (int which = 0; which < NUM_FUNCTIONS; ++which) {
-            session s;
-            stg_status status;
-            if (which == CALL_destroy || which == CALL_abort || !is_present(which)) continue; /* legal everywhere, and no answer */
-            if (!enter_state(&s, state)) continue;
-            memset(&status, 0, sizeof status);
-            status.struct_size = sizeof status;
-            SUCCEEDS(the_host.api->status(s.strategy, &status));
-            CHECK_THAT(status.state == state, "the state is %u, not %u", state, status.state);
-            stg_error* error = call(which, &s);
-            const uint32_t code = error == NULL ? STG_OK : error->code;
-            if ((functions[which].states & state) == 0) {
-                CHECK_THAT(code == STG_FAILED_PRECONDITION || code == STG_UNIMPLEMENTED, "%s is illegal in state %u: code %u",
-                           functions[which].name, state, code);
-            } else {
-                CHECK_THAT(code != STG_FAILED_PRECONDITION || needs_a_forward(which), "%s is legal in state %u: %.*s", functions[which].name,
-                           state, error == NULL ? 0 : (int)error->message.size_bytes, error == NULL ? "" : error->message.data);
-            }
-            if (error != NULL) error->release(error);
-            close_session(&s);
-        }
+  for (uint32_t state = STG_STATE_CREATED; state <= STG_STATE_DRAINING; state *= 2) {
+    for (int which = 0; which < NUM_FUNCTIONS; ++which) {
+      session s;
+      stg_status status;
+      if (which == CALL_destroy || which == CALL_abort || !is_present(which)) continue; /* legal everywhere, and no answer */
+      if (!enter_state(&s, state)) continue;
+      memset(&status, 0, sizeof status);
+      status.struct_size = sizeof status;
+      SUCCEEDS(the_host.api->status(s.strategy, &status));
+      CHECK_THAT(status.state == state, "the state is %u, not %u", state, status.state);
+      stg_error* error = call(which, &s);
+      const uint32_t code = error == NULL ? STG_OK : error->code;
+      if ((functions[which].states & state) == 0) {
+        CHECK_THAT(code == STG_FAILED_PRECONDITION || code == STG_UNIMPLEMENTED, "%s is illegal in state %u: code %u",
+                   functions[which].name, state, code);
+      } else {
+        CHECK_THAT(code != STG_FAILED_PRECONDITION || needs_a_forward(which), "%s is legal in state %u: %.*s",
+                   functions[which].name, state, error == NULL ? 0 : (int)error->message.size_bytes,
+                   error == NULL ? "" : error->message.data);
+      }
+      if (error != NULL) error->release(error);
+      close_session(&s);
     }
+  }
 }
 
 /* ---- fork ---- */
 
 /* The child answers by its exit code; alarm ends it where a call hangs. */
 static void run_child(session* s) {
-    stg_status status;
-    batch b;
-    alarm(20);
-    memset(&status, 0, sizeof status);
-    status.struct_size = sizeof status;
-    stg_error* error = the_host.api->status(s->strategy, &status);
-    if (error == NULL || error->code != STG_FAILED_PRECONDITION) _exit(10);
-    make_batch(&b, 4, 1);
-    stg_tree tree = batch_tree(&b, 0);
-    stg_step_result result;
-    error = train_batch(s, NULL, &tree, 0.1, STG_BATCH_LAST_MICRO_BATCH, &result, NULL);
-    if (error == NULL || error->code != STG_FAILED_PRECONDITION) _exit(11);
-    _exit(0);
+  stg_status status;
+  batch b;
+  alarm(20);
+  memset(&status, 0, sizeof status);
+  status.struct_size = sizeof status;
+  stg_error* error = the_host.api->status(s->strategy, &status);
+  if (error == NULL || error->code != STG_FAILED_PRECONDITION) _exit(10);
+  make_batch(&b, 4, 1);
+  stg_tree tree = batch_tree(&b, 0);
+  stg_step_result result;
+  error = train_batch(s, NULL, &tree, 0.1, STG_BATCH_LAST_MICRO_BATCH, &result, NULL);
+  if (error == NULL || error->code != STG_FAILED_PRECONDITION) _exit(11);
+  _exit(0);
 }
 
 static void a_fork_is_refused(void) {
-    session s;
-    batch b;
-    int status = 0;
-    if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
-    make_batch(&b, 4, 1);
-    SUCCEEDS(train_on(&s, &b, 0.1));
-    fflush(stdout);
-    const pid_t child = fork();
-    if (child == 0) run_child(&s);
-    CHECK(child > 0 && waitpid(child, &status, 0) == child);
-    CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child got failed_precondition: status %x", (unsigned)status);
-    SUCCEEDS(train_on(&s, &b, 0.1)); /* the parent goes on */
-    close_session(&s);
+  session s;
+  batch b;
+  int status = 0;
+  if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
+  make_batch(&b, 4, 1);
+  SUCCEEDS(train_on(&s, &b, 0.1));
+  fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) run_child(&s);
+  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child got failed_precondition: status %x", (unsigned)status);
+  SUCCEEDS(train_on(&s, &b, 0.1)); /* the parent goes on */
+  close_session(&s);
 }
 
 const test state_tests[] = {

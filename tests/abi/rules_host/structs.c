@@ -12,108 +12,111 @@
 typedef stg_error* (*giver)(session* s, void* args);
 
 typedef struct room {
-    uint64_t words[64];
+  uint64_t words[64];
 } room;
 
 /* `args` fills the front of a room; `size_bytes` is the size that this host was compiled with. */
 static void check_argument(session* s, const char* name, const void* args, uint64_t size_bytes, uint64_t min_bytes, giver give) {
-    static const uint64_t sizes[] = {0, 8, UINT64_MAX, STG_MAX_STRUCT_SIZE_BYTES + 8};
-    room given;
-    char text[64];
-    for (int i = 0; i < 5; ++i) {
-        memset(&given, 0, sizeof given);
-        memcpy(&given, args, size_bytes);
-        given.words[0] = i == 4 ? min_bytes - 8 : sizes[i];
-        stg_error* error = give(s, &given);
-        CHECK_THAT(error != NULL && error->code == STG_INVALID_ARGUMENT, "%s of %llu bytes is refused", name, (unsigned long long)given.words[0]);
-        if (error != NULL) error->release(error);
-    }
-    for (uint64_t offset = size_bytes; offset < size_bytes + 24; offset += 8) {
-        memset(&given, 0, sizeof given);
-        memcpy(&given, args, size_bytes);
-        given.words[0] = size_bytes + 24;
-        given.words[offset / 8] = 1;
-        snprintf(text, sizeof text, "%llu", (unsigned long long)offset);
-        stg_error* error = give(s, &given);
-        CHECK_THAT(error != NULL && error->code == STG_UNIMPLEMENTED, "%s with a value at %s, unknown here, is unimplemented", name, text);
-        if (error == NULL) continue;
-        CHECK_THAT(text_has(error->message, text), "the offset %s is named: %.*s", text, (int)error->message.size_bytes, error->message.data);
-        error->release(error);
-    }
+  static const uint64_t sizes[] = {0, 8, UINT64_MAX, STG_MAX_STRUCT_SIZE_BYTES + 8};
+  room given;
+  char text[64];
+  for (int i = 0; i < 5; ++i) {
     memset(&given, 0, sizeof given);
     memcpy(&given, args, size_bytes);
-    given.words[0] = size_bytes + 24; /* newer, with nothing set */
+    given.words[0] = i == 4 ? min_bytes - 8 : sizes[i];
     stg_error* error = give(s, &given);
-    CHECK_THAT(error == NULL, "%s with zeros behind it is taken", name);
+    CHECK_THAT(error != NULL && error->code == STG_INVALID_ARGUMENT, "%s of %llu bytes is refused", name,
+               (unsigned long long)given.words[0]);
     if (error != NULL) error->release(error);
+  }
+  for (uint64_t offset = size_bytes; offset < size_bytes + 24; offset += 8) {
+    memset(&given, 0, sizeof given);
+    memcpy(&given, args, size_bytes);
+    given.words[0] = size_bytes + 24;
+    given.words[offset / 8] = 1;
+    snprintf(text, sizeof text, "%llu", (unsigned long long)offset);
+    stg_error* error = give(s, &given);
+    CHECK_THAT(error != NULL && error->code == STG_UNIMPLEMENTED, "%s with a value at %s, unknown here, is unimplemented", name,
+               text);
+    if (error == NULL) continue;
+    CHECK_THAT(text_has(error->message, text), "the offset %s is named: %.*s", text, (int)error->message.size_bytes,
+               error->message.data);
+    error->release(error);
+  }
+  memset(&given, 0, sizeof given);
+  memcpy(&given, args, size_bytes);
+  given.words[0] = size_bytes + 24; /* newer, with nothing set */
+  stg_error* error = give(s, &given);
+  CHECK_THAT(error == NULL, "%s with zeros behind it is taken", name);
+  if (error != NULL) error->release(error);
 }
 
 static stg_error* give_create(session* s, void* args) {
-    stg_strategy* made = NULL;
-    (void)s;
-    stg_error* error = the_host.api->create(args, &made);
-    CHECK_THAT((error == NULL) == (made != NULL), "on failure outputs are untouched");
-    if (made != NULL) destroy_strategy(made);
-    return error;
+  stg_strategy* made = NULL;
+  (void)s;
+  stg_error* error = the_host.api->create(args, &made);
+  CHECK_THAT((error == NULL) == (made != NULL), "on failure outputs are untouched");
+  if (made != NULL) destroy_strategy(made);
+  return error;
 }
 
 static stg_error* give_setup(session* s, void* args) {
-    stg_error* error = the_host.api->setup(s->strategy, NULL, args);
-    if (error == NULL) SUCCEEDS(the_host.api->teardown(s->strategy, NULL));
-    return error;
+  stg_error* error = the_host.api->setup(s->strategy, NULL, args);
+  if (error == NULL) SUCCEEDS(the_host.api->teardown(s->strategy, NULL));
+  return error;
 }
 
 static stg_error* give_call(session* s, void* args) {
-    const stg_string name = {"sizes", 5};
-    return the_host.api->barrier(s->strategy, args, name);
+  const stg_string name = {"sizes", 5};
+  return the_host.api->barrier(s->strategy, args, name);
 }
 
 static stg_error* give_step(session* s, void* args) {
-    batch b;
-    stg_step_result result;
-    make_batch(&b, 4, 1);
-    stg_tree whole = batch_tree(&b, 0), view = borrowed(&whole);
-    const stg_tree* given = &view;
-    memcpy((char*)args + offsetof(stg_step_args, batch), &given, sizeof given);
-    memset(&result, 0, sizeof result);
-    result.struct_size = sizeof result;
-    stg_error* error = the_host.api->training_step(s->strategy, NULL, args, &result);
-    CHECK_THAT(error == NULL || (result.weights == NULL && result.outputs.release == NULL), "on failure outputs are untouched");
-    if (error == NULL) release_tree(&result.outputs);
-    release_tree(&whole);
-    return error;
+  batch b;
+  stg_step_result result;
+  make_batch(&b, 4, 1);
+  stg_tree whole = batch_tree(&b, 0), view = borrowed(&whole);
+  const stg_tree* given = &view;
+  memcpy((char*)args + offsetof(stg_step_args, batch), &given, sizeof given);
+  memset(&result, 0, sizeof result);
+  result.struct_size = sizeof result;
+  stg_error* error = the_host.api->training_step(s->strategy, NULL, args, &result);
+  CHECK_THAT(error == NULL || (result.weights == NULL && result.outputs.release == NULL), "on failure outputs are untouched");
+  if (error == NULL) release_tree(&result.outputs);
+  release_tree(&whole);
+  return error;
 }
 
 static stg_error* give_update(session* s, void* args) {
-    batch b;
-    stg_step_result result;
-    make_batch(&b, 4, 1);
-    stg_tree whole = batch_tree(&b, 0);
-    if (SUCCEEDS(training_step(s, &whole, &result))) release_tree(&result.outputs);
-    SUCCEEDS(the_host.api->backward(s->strategy, NULL, 0));
-    return the_host.api->optimizer_step(s->strategy, NULL, args, NULL);
+  batch b;
+  stg_step_result result;
+  make_batch(&b, 4, 1);
+  stg_tree whole = batch_tree(&b, 0);
+  if (SUCCEEDS(training_step(s, &whole, &result))) release_tree(&result.outputs);
+  SUCCEEDS(the_host.api->backward(s->strategy, NULL, 0));
+  return the_host.api->optimizer_step(s->strategy, NULL, args, NULL);
 }
 
 static void arguments_of_other_sizes(void) {
-    session s;
-    stg_create_args create;
-    stg_setup_args setup;
-    stg_call call;
-    stg_step_args step;
-    stg_update_args update;
-    memset(&create, 0, sizeof create);
-    memset(&setup, 0, sizeof setup);
-    memset(&call, 0, sizeof call);
-    memset(&step, 0, sizeof step);
-    memset(&update, 0, sizeof update);
-    if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
-    check_argument(&s, "create_args", &create, sizeof create, STG_CREATE_ARGS_MIN_SIZE, give_create);
-    check_argument(&s, "call", &call, sizeof call, STG_CALL_MIN_SIZE, give_call);
-    check_argument(&s, "step_args", &step, sizeof step, STG_STEP_ARGS_MIN_SIZE, give_step);
-    check_argument(&s, "update_args", &update, sizeof update, STG_UPDATE_ARGS_MIN_SIZE, give_update);
-    SUCCEEDS(the_host.api->teardown(s.strategy, NULL));
-    check_argument(&s, "setup_args", &setup, sizeof setup, STG_SETUP_ARGS_MIN_SIZE, give_setup);
-    close_session(&s);
+  session s;
+  stg_create_args create;
+  stg_setup_args setup;
+  stg_call call;
+  stg_step_args step;
+  stg_update_args update;
+  memset(&create, 0, sizeof create);
+  memset(&setup, 0, sizeof setup);
+  memset(&call, 0, sizeof call);
+  memset(&step, 0, sizeof step);
+  memset(&update, 0, sizeof update);
+  if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
+  check_argument(&s, "create_args", &create, sizeof create, STG_CREATE_ARGS_MIN_SIZE, give_create);
+  check_argument(&s, "call", &call, sizeof call, STG_CALL_MIN_SIZE, give_call);
+  check_argument(&s, "step_args", &step, sizeof step, STG_STEP_ARGS_MIN_SIZE, give_step);
+  check_argument(&s, "update_args", &update, sizeof update, STG_UPDATE_ARGS_MIN_SIZE, give_update);
+  SUCCEEDS(the_host.api->teardown(s.strategy, NULL));
+  check_argument(&s, "setup_args", &setup, sizeof setup, STG_SETUP_ARGS_MIN_SIZE, give_setup);
+  close_session(&s);
 }
 
 /* ---- results ---- */
@@ -123,71 +126,86 @@ static stg_error* ask_ranks(const session* s, void* out) { return the_host.api->
 static stg_error* ask_parameters(const session* s, void* out) { return the_host.api->describe_parameters(s->strategy, out); }
 
 static void results_of_other_sizes(void) {
-    static const struct {
-        stg_error* (*ask)(const session* s, void* out);
-        uint64_t size_bytes, min_bytes;
-    } results[] = {
-        {ask_status, sizeof(stg_status), STG_STATUS_MIN_SIZE},
-        {ask_ranks, sizeof(stg_ranks), STG_RANKS_MIN_SIZE},
-        {ask_parameters, sizeof(stg_model_description), STG_MODEL_DESCRIPTION_MIN_SIZE},
-    };
-    session s;
-    if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
-    for (int i = 0; i < 3; ++i) {
-        room out;
-        const uint64_t wrong[] = {0, results[i].min_bytes - 8, UINT64_MAX};
-        for (int k = 0; k < 3; ++k) {
-            memset(&out, 0x33, sizeof out);
-            out.words[0] = wrong[k];
-            FAILS(results[i].ask(&s, &out), STG_INVALID_ARGUMENT, NULL);
-            CHECK_THAT(out.words[0] == wrong[k] && out.words[1] == UINT64_C(0x3333333333333333), "on failure outputs are untouched");
-        }
-        memset(&out, 0x33, sizeof out);
-        out.words[0] = results[i].size_bytes + 16; /* a newer host */
-        SUCCEEDS(results[i].ask(&s, &out));
-        CHECK_THAT(out.words[0] >= results[i].min_bytes && out.words[0] <= results[i].size_bytes + 16, "struct_size is %llu: what was honoured",
-                   (unsigned long long)out.words[0]);
-        CHECK_THAT(out.words[0] > results[i].size_bytes || out.words[results[i].size_bytes / 8] == UINT64_C(0x3333333333333333),
-                   "bytes past what the plugin knows are untouched");
-        CHECK(out.words[1] != UINT64_C(0x3333333333333333));
+  static const struct {
+    stg_error* (*ask)(const session* s, void* out);
+    uint64_t size_bytes, min_bytes;
+  } results[] = {
+      {ask_status, sizeof(stg_status), STG_STATUS_MIN_SIZE},
+      {ask_ranks, sizeof(stg_ranks), STG_RANKS_MIN_SIZE},
+      {ask_parameters, sizeof(stg_model_description), STG_MODEL_DESCRIPTION_MIN_SIZE},
+  };
+  session s;
+  if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
+  for (int i = 0; i < 3; ++i) {
+    room out;
+    const uint64_t wrong[] = {0, results[i].min_bytes - 8, UINT64_MAX};
+    for (int k = 0; k < 3; ++k) {
+      memset(&out, 0x33, sizeof out);
+      out.words[0] = wrong[k];
+      FAILS(results[i].ask(&s, &out), STG_INVALID_ARGUMENT, NULL);
+      CHECK_THAT(out.words[0] == wrong[k] && out.words[1] == UINT64_C(0x3333333333333333), "on failure outputs are untouched");
     }
-    close_session(&s);
+    memset(&out, 0x33, sizeof out);
+    out.words[0] = results[i].size_bytes + 16; /* a newer host */
+    SUCCEEDS(results[i].ask(&s, &out));
+    CHECK_THAT(out.words[0] >= results[i].min_bytes && out.words[0] <= results[i].size_bytes + 16,
+               "struct_size is %llu: what was honoured", (unsigned long long)out.words[0]);
+    CHECK_THAT(out.words[0] > results[i].size_bytes || out.words[results[i].size_bytes / 8] == UINT64_C(0x3333333333333333),
+               "bytes past what the plugin knows are untouched");
+    CHECK(out.words[1] != UINT64_C(0x3333333333333333));
+  }
+  close_session(&s);
 }
 
 /* ---- unknown values ---- */
 
 static void unknown_values_are_errors(void) {
-    session s;
-    uint32_t decision = 5;
-    stg_error* error = NULL;
-    if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
-    FAILS(the_host.api->reduce_boolean_decision(s.strategy, NULL, 1, 77, &decision), STG_INVALID_ARGUMENT, NULL);
-    FAILS(the_host.api->reduce_boolean_decision(s.strategy, NULL, 2, STG_DECIDE_ALL, &decision), STG_INVALID_ARGUMENT, NULL);
-    CHECK_THAT(decision == 5, "on failure outputs are untouched");
-    error = the_host.api->backward(s.strategy, NULL, UINT64_C(1) << 40);
-    CHECK_THAT(error != NULL && error->code != STG_INTERNAL, "an unknown flag is an error");
-    if (error != NULL) error->release(error);
-    SUCCEEDS(the_host.api->teardown(s.strategy, NULL));
-    FAILS(set_up(&s, 44, NULL), STG_INVALID_ARGUMENT, NULL);
-    close_session(&s);
+  session s;
+  uint32_t decision = 5;
+  stg_error* error = NULL;
+  if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
+  FAILS(the_host.api->reduce_boolean_decision(s.strategy, NULL, 1, 77, &decision), STG_INVALID_ARGUMENT, NULL);
+  FAILS(the_host.api->reduce_boolean_decision(s.strategy, NULL, 2, STG_DECIDE_ALL, &decision), STG_INVALID_ARGUMENT, NULL);
+  CHECK_THAT(decision == 5, "on failure outputs are untouched");
+  error = the_host.api->backward(s.strategy, NULL, UINT64_C(1) << 40);
+  CHECK_THAT(error != NULL && error->code != STG_INTERNAL, "an unknown flag is an error");
+  if (error != NULL) error->release(error);
+  SUCCEEDS(the_host.api->teardown(s.strategy, NULL));
+  FAILS(set_up(&s, 44, NULL), STG_INVALID_ARGUMENT, NULL);
+  close_session(&s);
 }
 
 static void configs_that_can_not_be(void) {
-    static const char* const bad[] = {
-        "nonsense", "[]", "{", "{\"devices\": 0}", "{\"devices\": -1}", "{\"devices\": 1.5}", "{\"devices\": []}", "{\"devices\": \"many\"}",
-        "{\"accelerator\": \"abacus\"}", "{\"precision\": \"3-true\"}", "{\"optimizer\": {\"name\": \"nobody\"}}", "{\"optimizer\": 3}",
-        "{\"devices\": 1} more", "{\"devices\": 1,}", "{\"devices\": 99999999999999999999}", "{\"nonsense\": 1}", "{\"options\": {\"nonsense\": 1}}",
-    };
-    for (uint64_t i = 0; i < sizeof bad / sizeof *bad; ++i) {
-        stg_error* error = NULL;
-        stg_strategy* made = make_strategy_from(bad[i], 0, NULL, &error);
-        CHECK_THAT(error != NULL && made == NULL, "the config %s is refused", bad[i]);
-        if (error != NULL) {
-            CHECK_THAT(error->code != STG_INTERNAL && error->code != STG_UNKNOWN && error->message.size_bytes > 0, "%s: code %u", bad[i], error->code);
-            error->release(error);
-        }
-        if (made != NULL) destroy_strategy(made);
+  static const char* const bad[] = {
+      "nonsense",
+      "[]",
+      "{",
+      "{\"devices\": 0}",
+      "{\"devices\": -1}",
+      "{\"devices\": 1.5}",
+      "{\"devices\": []}",
+      "{\"devices\": \"many\"}",
+      "{\"accelerator\": \"abacus\"}",
+      "{\"precision\": \"3-true\"}",
+      "{\"optimizer\": {\"name\": \"nobody\"}}",
+      "{\"optimizer\": 3}",
+      "{\"devices\": 1} more",
+      "{\"devices\": 1,}",
+      "{\"devices\": 99999999999999999999}",
+      "{\"nonsense\": 1}",
+      "{\"options\": {\"nonsense\": 1}}",
+  };
+  for (uint64_t i = 0; i < sizeof bad / sizeof *bad; ++i) {
+    stg_error* error = NULL;
+    stg_strategy* made = make_strategy_from(bad[i], 0, NULL, &error);
+    CHECK_THAT(error != NULL && made == NULL, "the config %s is refused", bad[i]);
+    if (error != NULL) {
+      CHECK_THAT(error->code != STG_INTERNAL && error->code != STG_UNKNOWN && error->message.size_bytes > 0, "%s: code %u",
+                 bad[i], error->code);
+      error->release(error);
     }
+    if (made != NULL) destroy_strategy(made);
+  }
 }
 
 const test struct_tests[] = {

@@ -11,8 +11,8 @@
 /* ---- checks ---- */
 
 typedef struct test {
-    const char* sentence; /* what is true when it passes */
-    void (*run)(void);
+  const char* sentence; /* what is true when it passes */
+  void (*run)(void);
 } test;
 
 /* Runs them in order, prints one line each, and gives the exit code. */
@@ -22,6 +22,9 @@ int run_tests(const test* tests, uint64_t num_tests);
 int check_at(const char* file, int line, int is_true, const char* format, ...) __attribute__((format(printf, 4, 5)));
 #define CHECK(condition) check_at(__FILE__, __LINE__, (condition) != 0, "%s", #condition)
 #define CHECK_THAT(condition, ...) check_at(__FILE__, __LINE__, (condition) != 0, __VA_ARGS__)
+
+/* Ends the test at once as skipped: the plugin lacks a function that it needs. Gives 1 back if that is so; the error is released. */
+int is_skipped(stg_error* error, const char* function);
 
 /* Both release the error. 1 if it was what was expected. */
 int succeeds_at(const char* file, int line, stg_error* error, const char* call);
@@ -36,12 +39,12 @@ int text_has(stg_string text, const char* part);
 /* ---- the plugin ---- */
 
 typedef struct host {
-    stg_plugin_probe_fn probe;
-    const stg_plugin* plugin;
-    const stg_strategy_factory* factory;
-    const stg_strategy_api* api;
-    uint64_t num_devices;
-    const char* path;
+  stg_plugin_probe_fn probe;
+  const stg_plugin* plugin;
+  const stg_strategy_factory* factory;
+  const stg_strategy_api* api;
+  uint64_t num_devices;
+  const char* path;
 } host;
 
 extern host the_host;
