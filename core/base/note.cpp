@@ -75,8 +75,8 @@ class ElfFile {
       if (segment.p_type == PT_NOTE) visit_segment(segment, found);
     }
     if (!found)
-      throw invalid_argument(
-          name(), " is no Stratagem plugin: it is a shared library without a note of the owner \"" STG_NOTE_OWNER "\"");
+      throw not_found(name(),
+                      " is no Stratagem plugin: it is a shared library without a note of the owner \"" STG_NOTE_OWNER "\"");
     return *std::move(found);
   }
 

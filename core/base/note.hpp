@@ -25,7 +25,7 @@ struct PluginNote {
   std::string nccl;
 };
 
-/// The note as it stands, keys and types checked. Keys that this version doesn't know are left in.
+/// The note as it stands, keys and types checked. STG_NOT_FOUND for a shared library without one: it may be anything. Keys that this version doesn't know are left in.
 nlohmann::json read_note(const std::filesystem::path& path);
 /// The note's parts.
 PluginNote read_plugin_note(const std::filesystem::path& path);

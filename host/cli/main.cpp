@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The command line: what can be typed, and nothing else.
+#include <stratagem/session.h>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.hpp"
+#include "cli/output.hpp"
+
+using namespace stratagem::cli;
+
+namespace {
+
+void add_run_options(CLI::App& command, RunOptions& options) {
+  command.add_option("config", options.config, "The config, a JSON file")->required();
+  // One value per --set, so that the config may stand after it.
+  command
+      .add_option("--set", options.overrides,
+                  "Sets a key of the config: key.key=value; the last one wins; paths are relative to the config")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false)
+      ->delimiter('\0');
+  command.add_flag("--json", options.json, "Print one JSON object as the last line of stdout");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Trains models through strategy plugins.", "stratagem");
+  app.require_subcommand(1);
+  const stg_string version = stg_version();
+  app.set_version_flag("--version", "stratagem " + std::string(version.data, version.size_bytes) + " (ABI " +
+                                        std::to_string(STG_ABI_MAJOR) + "." + std::to_string(STG_ABI_MINOR) + ")");
+
+  RunOptions options;
+  CLI::App* fit = app.add_subcommand("fit", "Train");
+  add_run_options(*fit, options);
+  fit->add_option("--resume", options.checkpoint, "Go on from this checkpoint, or from the newest in this folder");
+  CLI::App* validate = app.add_subcommand("validate", "Evaluate a checkpoint on data.validation");
+  CLI::App* test = app.add_subcommand("test", "Evaluate a checkpoint on data.test");
+  for (CLI::App* command : {validate, test}) {
+    add_run_options(*command, options);
+    command->add_option("--checkpoint", options.checkpoint, "A checkpoint, or a folder whose newest is meant")->required();
+  }
+
+  std::string file, strategy, model;
+  CLI::App* plugins_command = app.add_subcommand("plugins", "List what is in the search folders, without loading it");
+  plugins_command->add_option("config", file, "A config whose plugin_path is searched, too");
+  plugins_command->add_flag("--json", options.json, "Print one JSON object");
+  CLI::App* inspect_command = app.add_subcommand("inspect", "Show a plugin file's note, without loading it");
+  inspect_command->add_option("file", file, "A plugin or model library")->required();
+  inspect_command->add_flag("--json", options.json, "Print one JSON object on one line");
+  CLI::App* schema_command = app.add_subcommand("schema", "Print the config's JSON Schema, or that of the options of a plugin");
+  schema_command->add_option("--strategy", strategy, "Of this strategy's options");
+  schema_command->add_option("--model", model, "Of this model's options")->excludes("--strategy");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? fine : bad_input;
+  }
+  try {
+    if (*fit) return run(STG_STAGE_FIT, options);
+    if (*validate) return run(STG_STAGE_VALIDATE, options);
+    if (*test) return run(STG_STAGE_TEST, options);
+    if (*plugins_command) return plugins(file, options.json);
+    if (*inspect_command) return inspect(file, options.json);
+    return schema(strategy, model);
+  } catch (const std::exception& error) {
+    say(STG_LOG_ERROR, error.what());
+    return failed;
+  }
+}

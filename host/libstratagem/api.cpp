@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C API: structs in, exceptions to errors, JSON out.
+#include <stratagem/session.h>
+
+#include "base/error.hpp"
+#include "base/note.hpp"
+#include "base/structs.hpp"
+#include "base/value.hpp"
+#include "libstratagem/config/paths.hpp"
+#include "libstratagem/plugins/search.hpp"
+#include "libstratagem/session.hpp"
+#include "libstratagem/version.hpp"
+
+using namespace stratagem;
+
+struct stg_session {
+  Session session;
+};
+
+namespace {
+
+void give_text(std::string text, stg_tree* out) { *out = make_tree(Value(std::move(text))).give(); }
+void give_json(const Json& json, stg_tree* out) { give_text(json.dump(-1, ' ', false, Json::error_handler_t::replace), out); }
+
+void require(const void* pointer, const char* name) {
+  if (pointer == nullptr) throw invalid_argument(name, " is null");
+}
+
+stg_progress to_abi(const Progress& progress) {
+  auto out = sized<stg_progress>();
+  out.stage = progress.stage;
+  out.epoch = progress.epoch;
+  out.max_epochs = progress.max_epochs;
+  out.batch = progress.batch;
+  out.num_batches = progress.num_batches;
+  out.step = progress.step;
+  out.max_steps = progress.max_steps;
+  out.loss = progress.loss;
+  return out;
+}
+
+Events events_of(const stg_session_events* given) {
+  Events events;
+  if (given == nullptr) return events;
+  const auto table = read_table(given, STG_SESSION_EVENTS_MIN_SIZE, "events");
+  if (table.log != nullptr) {
+    events.log = [table](uint32_t level, const std::string& message) {
+      table.log(table.self, level, stratagem::to_abi(message));
+    };
+  }
+  if (table.progress != nullptr) {
+    events.progress = [table](const Progress& progress) {
+      const stg_progress out = to_abi(progress);
+      table.progress(table.self, &out);
+    };
+  }
+  if (table.metrics != nullptr) {
+    events.metrics = [table](const std::string& line) { table.metrics(table.self, stratagem::to_abi(line)); };
+  }
+  return events;
+}
+
+Command command_of(uint64_t stage) {
+  switch (stage) {
+    case STG_STAGE_FIT:
+      return Command::fit;
+    case STG_STAGE_VALIDATE:
+      return Command::validate;
+    case STG_STAGE_TEST:
+      return Command::test;
+    default:
+      throw invalid_argument("stage is ", stage, "; a session can fit (0), validate (1) or test (2)");
+  }
+}
+
+SessionRequest request_of(const stg_session_args* given) {
+  const auto args = read_argument(given, STG_SESSION_ARGS_MIN_SIZE, "args");
+  std::vector<std::string> overrides;
+  for (uint64_t i = 0; i < args.num_overrides; ++i) overrides.emplace_back(text_of(args.overrides[i]));
+  SessionRequest request;
+  request.command = command_of(args.stage);
+  const std::string path(text_of(args.config_path));
+  request.config =
+      path.empty() ? read_config_text(std::string(text_of(args.config_text)), std::string(text_of(args.config_folder)), overrides)
+                   : read_config_file(path, overrides);
+  request.checkpoint = text_of(args.checkpoint);
+  request.events = events_of(args.events);
+  return request;
+}
+
+Json to_json(const SearchFolder& folder) {
+  return {{"path", folder.path.string()},
+          {"origin", folder.origin},
+          {"refused", folder.refused.empty() ? Json(nullptr) : Json(folder.refused)}};
+}
+
+Json to_json(const PluginFile& file) {
+  const auto text_or_null = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
+  const Json note = file.note.is_null() ? Json::object() : file.note;
+  return {{"path", file.path.string()},
+          {"name", note.value("name", Json())},
+          {"version", note.value("version", Json())},
+          {"strategies", file.names(Offer::strategy)},
+          {"models", file.names(Offer::model)},
+          {"abi", note.value("abi", Json())},
+          {"problem", text_or_null(file.problem)},
+          {"shadowed_by", text_or_null(file.shadowed)}};
+}
+
+std::vector<std::filesystem::path> plugin_path_of(const std::string& config_path) {
+  if (config_path.empty()) return {};
+  const ConfigText text = read_config_file(config_path, {});
+  const Json folders = text.json.value("plugin_path", Json::array());
+  std::vector<std::filesystem::path> paths;
+  Problems problems;
+  for (const Json& folder : folders) {
+    if (folder.is_string())
+      paths.push_back(stratagem::config_path(folder.get<std::string>(), text.folder, "/plugin_path", problems));
+  }
+  problems.raise(text.source);
+  return paths;
+}
+
+}  // namespace
+
+stg_error* stg_session_open(const stg_session_args* args, stg_session** out) {
+  return guard([&] {
+    require(out, "out");
+    *out = new stg_session{Session(request_of(args))};
+  });
+}
+
+stg_error* stg_session_run(stg_session* session, stg_tree* result) {
+  return guard([&] {
+    require(session, "session");
+    require(result, "result");
+    give_json(session->session.run(), result);
+  });
+}
+
+void stg_session_request_stop(stg_session* session) { session->session.request_stop(); }
+
+void stg_session_close(stg_session* session) { delete session; }
+
+stg_error* stg_list_plugins(stg_string config_path, stg_tree* result) {
+  return guard([&] {
+    require(result, "result");
+    const Catalogue catalogue(plugin_path_of(std::string(text_of(config_path))));
+    Json folders = Json::array(), plugins = Json::array();
+    for (const SearchFolder& folder : catalogue.folders()) folders.push_back(to_json(folder));
+    for (const PluginFile& file : catalogue.files()) plugins.push_back(to_json(file));
+    give_json({{"folders", folders}, {"plugins", plugins}}, result);
+  });
+}
+
+stg_error* stg_inspect_plugin(stg_string path, stg_tree* result) {
+  return guard([&] {
+    require(result, "result");
+    give_json(read_note(std::string(text_of(path))), result);
+  });
+}
+
+stg_error* stg_config_schema(stg_tree* result) {
+  return guard([&] {
+    require(result, "result");
+    give_text(config_schema_text(), result);
+  });
+}
+
+stg_error* stg_options_schema(stg_string name, uint32_t is_model, stg_tree* result) {
+  return guard([&] {
+    require(result, "result");
+    LibraryConfig library;
+    library.name = text_of(name);
+    const stg_string schema = is_model != 0 ? load_model(library, {}).options_schema : load_strategy(library, {}).options_schema;
+    give_json(options_schema(schema, library.name), result);
+  });
+}
+
+stg_string stg_version() { return stratagem::to_abi(version_text); }

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libstratagem/config/config.hpp"
+
+#include <fstream>
+#include <sstream>
+
+#include "base/error.hpp"
+#include "base/json.hpp"
+#include "libstratagem/config/overrides.hpp"
+#include "libstratagem/config/paths.hpp"
+
+namespace stratagem {
+namespace fs = std::filesystem;
+namespace {
+
+/// Reads members of one object of a config. An absent one leaves the default; so does one of a wrong type, which the schema has
+/// reported: the rest is read nevertheless, so that all that is wrong is told at once.
+class Section {
+ public:
+  explicit Section(const Json& object) : json_(object) {}
+  Section(const Section& parent, const char* key) : json_(parent.has(key) ? parent.json_.at(key) : empty()) {}
+
+  bool has(const char* key) const { return json_.is_object() && json_.contains(key); }
+
+  template <class T>
+  void read(const char* key, T& out) const {
+    try {
+      if (has(key)) out = json_.at(key).get<T>();
+    } catch (const Json::exception&) {
+    }
+  }
+  template <class T>
+  void read(const char* key, std::optional<T>& out) const {
+    T value{};
+    if (!has(key)) return;
+    read(key, value);
+    out = std::move(value);
+  }
+
+ private:
+  static const Json& empty() {
+    static const Json object = Json::object();
+    return object;
+  }
+  const Json& json_;
+};
+
+class Reader {
+ public:
+  Reader(const ConfigText& text, Command command, Problems& problems)
+      : text_(text), root_(text.json), command_(command), problems_(problems) {}
+
+  Config read() {
+    Config config;
+    config.json = text_.json;
+    config.source = text_.source;
+    read_plugin_path(config);
+    config.strategy = read_library("strategy");
+    config.model = read_library("model");
+    if (config.model.name.empty() && !config.model.path) {
+      problems_.add("/model/name", "this key or /model/path is required: which model");
+    }
+    root_.read("seed", config.seed);
+    read_optimizer(config);
+    read_scheduler(config);
+    read_trainer(config);
+    read_data(config);
+    read_outputs(config);
+    return config;
+  }
+
+ private:
+  fs::path path(const std::string& value, const std::string& pointer) {
+    return config_path(value, text_.folder, pointer, problems_);
+  }
+
+  void read_plugin_path(Config& config) {
+    std::vector<std::string> folders;
+    root_.read("plugin_path", folders);
+    for (const std::string& folder : folders) {
+      config.plugin_path.push_back(path(folder, pointer_to("/plugin_path", std::to_string(config.plugin_path.size()))));
+    }
+  }
+
+  LibraryConfig read_library(const std::string& key) {
+    const Section section(root_, key.c_str());
+    LibraryConfig library;
+    section.read("name", library.name);
+    section.read("options", library.options);
+    std::optional<std::string> file;
+    section.read("path", file);
+    if (file) {
+      library.path = path(*file, "/" + key + "/path");
+    } else if (library.name.find('/') != std::string::npos) {
+      library.path = path(std::exchange(library.name, {}), "/" + key + "/name");
+    }
+    return library;
+  }
+
+  void read_optimizer(Config& config) {
+    if (root_.has("optimizer")) {
+      Section(root_, "optimizer").read("lr", config.lr);
+    } else if (command_ == Command::fit) {
+      problems_.add("/optimizer", R"(this key is required to fit, as in {"name": "sgd", "lr": 0.01})");
+    }
+  }
+
+  void read_scheduler(Config& config) {
+    const Section section(root_, "scheduler");
+    SchedulerConfig& scheduler = config.scheduler;
+    section.read("name", scheduler.name);
+    section.read("warmup_steps", scheduler.warmup_steps);
+    section.read("step_size", scheduler.step_size);
+    section.read("gamma", scheduler.gamma);
+    section.read("min_lr", scheduler.min_lr);
+    section.read("total_steps", scheduler.total_steps);
+    if (scheduler.name == "step" && !section.has("step_size")) {
+      problems_.add("/scheduler/step_size", "this key, a whole number, is required by the scheduler \"step\"");
+    }
+    const auto belongs = [&](const char* key, const char* to) {
+      if (section.has(key) && scheduler.name != to) {
+        problems_.add(concat("/scheduler/", key),
+                      concat("belongs to the scheduler \"", to, "\", not to \"", scheduler.name, "\""));
+      }
+    };
+    belongs("step_size", "step");
+    belongs("gamma", "step");
+    belongs("min_lr", "cosine");
+    belongs("total_steps", "cosine");
+  }
+
+  void read_trainer(Config& config) {
+    const Section section(root_, "trainer");
+    TrainerConfig& trainer = config.trainer;
+    section.read("max_steps", trainer.max_steps);
+    // With max_steps alone, that is the limit.
+    if (trainer.max_steps != no_limit) trainer.max_epochs = no_limit;
+    section.read("max_epochs", trainer.max_epochs);
+    section.read("gradient_clip_val", trainer.gradient_clip_val);
+    section.read("gradient_clip_algorithm", trainer.gradient_clip_algorithm);
+    section.read("accumulate_grad_batches", trainer.accumulate_grad_batches);
+    section.read("log_every_n_steps", trainer.log_every_n_steps);
+    if (command_ == Command::fit && trainer.max_epochs == no_limit && trainer.max_steps == no_limit) {
+      problems_.add("/trainer/max_epochs", "-1 here and no /trainer/max_steps: training would never end; set one of them");
+    }
+  }
+
+  std::optional<DatasetConfig> read_dataset(const char* key, const fs::path& root, bool used) {
+    const Section data(root_, "data");
+    if (!data.has(key)) return std::nullopt;
+    const Section section(data, key);
+    const std::string pointer = concat("/data/", key);
+    DatasetConfig dataset;
+    std::string inputs;
+    std::optional<std::string> targets;
+    section.read("format", dataset.format);
+    section.read("inputs", inputs);
+    section.read("targets", targets);
+    section.read("batch_size", dataset.batch_size);
+    section.read("shuffle", dataset.shuffle);
+    section.read("limit", dataset.limit);
+    dataset.inputs = config_path(inputs, root, pointer + "/inputs", problems_);
+    if (used) require_readable(dataset.inputs, pointer + "/inputs", problems_);
+    if (targets) {
+      dataset.targets = config_path(*targets, root, pointer + "/targets", problems_);
+      if (used) require_readable(*dataset.targets, pointer + "/targets", problems_);
+    }
+    return dataset;
+  }
+
+  void read_data(Config& config) {
+    const Section data(root_, "data");
+    std::string folder = ".";
+    data.read("root", folder);
+    const fs::path root = path(folder, "/data/root");
+    const bool fit = command_ == Command::fit;
+    config.train = read_dataset("train", root, fit);
+    config.validation = read_dataset("validation", root, fit || command_ == Command::validate);
+    config.test = read_dataset("test", root, command_ == Command::test);
+    const auto require = [&](const char* key, const std::optional<DatasetConfig>& dataset, const char* command) {
+      if (!dataset) problems_.add(concat("/data/", key), concat("this key is required to ", command));
+    };
+    if (fit) require("train", config.train, "fit");
+    if (command_ == Command::validate) require("validation", config.validation, "validate");
+    if (command_ == Command::test) require("test", config.test, "test");
+  }
+
+  void read_outputs(Config& config) {
+    if (root_.has("checkpoint")) {
+      const Section section(root_, "checkpoint");
+      CheckpointConfig checkpoint;
+      std::string dir;
+      section.read("dir", dir);
+      checkpoint.dir = path(dir, "/checkpoint/dir");
+      section.read("every_n_steps", checkpoint.every_n_steps);
+      section.read("keep_last", checkpoint.keep_last);
+      config.checkpoint = checkpoint;
+    }
+    if (root_.has("metrics")) {
+      std::string file;
+      Section(root_, "metrics").read("path", file);
+      config.metrics = path(file, "/metrics/path");
+    }
+  }
+
+  const ConfigText& text_;
+  Section root_;
+  Command command_;
+  Problems& problems_;
+};
+
+void apply(ConfigText& text, const std::vector<std::string>& overrides) {
+  if (!text.json.is_object()) throw invalid_argument(text.source, ": a config is a JSON object, not ", shown(text.json));
+  apply_overrides(text.json, overrides);
+  drop_nulls(text.json);
+}
+
+}  // namespace
+
+ConfigText read_config_file(const fs::path& file, const std::vector<std::string>& overrides) {
+  const fs::path absolute = fs::absolute(file).lexically_normal();
+  Problems problems;
+  require_readable(absolute, "", problems);
+  if (!problems.empty()) throw not_found("config: ", problems.all().front().text);
+  std::ifstream in(absolute, std::ios::binary);
+  std::ostringstream content;
+  content << in.rdbuf();
+  ConfigText text{parse_json(content.str(), absolute.string(), {.allow_comments = true}), absolute.parent_path(),
+                  absolute.string()};
+  apply(text, overrides);
+  return text;
+}
+
+ConfigText read_config_text(const std::string& text, const fs::path& folder, const std::vector<std::string>& overrides) {
+  ConfigText result{parse_json(text, "config", {.allow_comments = true}), fs::absolute(folder).lexically_normal(), "config"};
+  apply(result, overrides);
+  return result;
+}
+
+Config check_config(const ConfigText& text, Command command, Problems& problems) {
+  static const Json schema = Json::parse(config_schema_text());
+  check_schema(schema, text.json, "", "", problems);
+  return Reader(text, command, problems).read();
+}
+
+Json strategy_config(const Config& config) {
+  Json result = Json::object();
+  for (const char* key : {"precision", "optimizer", "seed", "deterministic", "threads"}) {
+    if (config.json.contains(key)) result[key] = config.json[key];
+  }
+  const Json& strategy = config.json["strategy"];
+  for (const char* key : {"accelerator", "devices", "options"}) {
+    if (strategy.contains(key)) result[key] = strategy[key];
+  }
+  return result;
+}
+
+}  // namespace stratagem

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The config as the host uses it: the JSON, checked, and turned into structs with every default filled in and every path absolute.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libstratagem/config/json_text.hpp"
+#include "libstratagem/config/problems.hpp"
+
+namespace stratagem {
+
+struct DatasetConfig {
+  std::string format;
+  std::filesystem::path inputs;
+  std::optional<std::filesystem::path> targets;
+  int64_t batch_size = 1;
+  bool shuffle = false;
+  std::optional<int64_t> limit;
+};
+
+struct SchedulerConfig {
+  std::string name = "constant";
+  int64_t warmup_steps = 0;
+  int64_t step_size = 1;
+  double gamma = 0.1;
+  double min_lr = 0;
+  std::optional<int64_t> total_steps;
+};
+
+inline constexpr int64_t no_limit = -1;
+
+struct TrainerConfig {
+  int64_t max_epochs = 1;
+  int64_t max_steps = no_limit;
+  double gradient_clip_val = 0;
+  std::string gradient_clip_algorithm = "norm";
+  int64_t accumulate_grad_batches = 1;
+  int64_t log_every_n_steps = 50;
+};
+
+struct CheckpointConfig {
+  std::filesystem::path dir;
+  std::optional<int64_t> every_n_steps;
+  std::optional<int64_t> keep_last;
+};
+
+/// A strategy or a model: a name to look for, a file, or both.
+struct LibraryConfig {
+  std::string name;
+  std::optional<std::filesystem::path> path;
+  Json options = Json::object();
+};
+
+struct Config {
+  Json json;           // as given, overrides applied, nulls dropped
+  std::string source;  // names it in messages: the file's absolute path
+  std::vector<std::filesystem::path> plugin_path;
+  LibraryConfig strategy;
+  LibraryConfig model;
+  uint64_t seed = 0;
+  double lr = 0;
+  SchedulerConfig scheduler;
+  TrainerConfig trainer;
+  std::optional<DatasetConfig> train, validation, test;
+  std::optional<CheckpointConfig> checkpoint;
+  std::optional<std::filesystem::path> metrics;
+};
+
+/// A config's text, not yet checked: which folder its paths are relative to, and what to call it.
+struct ConfigText {
+  Json json;
+  std::filesystem::path folder;
+  std::string source;
+};
+ConfigText read_config_file(const std::filesystem::path& file, const std::vector<std::string>& overrides);
+ConfigText read_config_text(const std::string& text, const std::filesystem::path& folder,
+                            const std::vector<std::string>& overrides);
+
+/// The config's JSON Schema: abi/config.schema.json, part of the library.
+const std::string& config_schema_text();
+
+/// What a config is used for: it decides which parts must be there.
+enum class Command { fit, validate, test };
+
+/// Checks all that can be checked without plugins and returns what could be read; look at it only where `problems` stays empty.
+Config check_config(const ConfigText& text, Command command, Problems& problems);
+
+/// What `create` of a strategy is given.
+Json strategy_config(const Config& config);
+
+}  // namespace stratagem

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The batches of one epoch, prepared ahead by a thread of its own.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <vector>
+
+#include "libstratagem/data/dataset.hpp"
+
+namespace stratagem {
+
+/// Requires: the data set outlives it; one thread calls next. `mutex_` guards ready_, done_ and failure_; the reader thread alone
+/// reads the data set and order_.
+class BatchStream {
+ public:
+  /// Batches of `batch_size` samples in the given order, from batch number `first_batch` on; the last may be smaller.
+  BatchStream(const Dataset& dataset, std::vector<int64_t> order, int64_t batch_size, int64_t first_batch = 0);
+
+  /// The next batch, or nothing after the last. Rethrows what the reader thread has thrown.
+  std::optional<Tree> next();
+
+ private:
+  void read(const std::stop_token& stop);
+
+  const Dataset& dataset_;
+  const std::vector<int64_t> order_;
+  const int64_t batch_size_;
+  const int64_t first_batch_;
+
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  std::deque<Tree> ready_;
+  bool done_ = false;
+  std::exception_ptr failure_;
+  std::jthread reader_;  // last: it uses all of the above
+};
+
+}  // namespace stratagem

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libstratagem/data/dataset.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "base/dlpack.hpp"
+#include "base/error.hpp"
+#include "base/npy.hpp"
+#include "libstratagem/data/bytes.hpp"
+#include "libstratagem/data/idx.hpp"
+
+namespace stratagem {
+namespace fs = std::filesystem;
+namespace {
+
+TensorPtr read_npy_file(const fs::path& file) {
+  if (!is_gzip(file)) return read_npy(file);
+  const std::vector<uint8_t> bytes = ByteReader(file).read(std::numeric_limits<uint64_t>::max());
+  return read_npy(bytes, file.string());
+}
+
+TensorPtr read_file(const std::string& format, const fs::path& file) {
+  TensorPtr array = format == "idx" ? read_idx(file) : read_npy_file(file);
+  if (array->view.num_dims == 0)
+    throw invalid_argument(file.string(), " holds one number without dimensions; samples lie along the first dimension");
+  if (array->view.shape[0] == 0) throw invalid_argument("no samples in ", file.string());
+  return array;
+}
+
+/// One whole number per sample is a class label: int64 for the model, whatever the file's width, and never negative.
+TensorPtr as_labels(TensorPtr array, const std::string& file) {
+  const stg_tensor_view& view = array->view;
+  const bool whole = view.dtype.code == STG_DTYPE_INT || view.dtype.code == STG_DTYPE_UINT;
+  if (!whole || view.num_dims != 1) return array;
+  TensorPtr labels = allocate_tensor(int64, {view.shape[0]});
+  auto* out = first_element<int64_t>(labels->view);
+  for (int64_t i = 0; i < view.shape[0]; ++i) {
+    out[i] = static_cast<int64_t>(read_element(view, i));
+    if (out[i] < 0) throw invalid_argument(file, ": label ", i, " is ", out[i], "; labels count from 0");
+  }
+  return labels;
+}
+
+uint64_t row_bytes_of(const stg_tensor_view& view) {
+  return static_cast<uint64_t>(numel(view) / view.shape[0]) * element_size_bytes(view.dtype);
+}
+
+TensorPtr gather(const stg_tensor_view& array, std::span<const int64_t> rows) {
+  std::vector<int64_t> shape(shape_of(array).begin(), shape_of(array).end());
+  shape.front() = static_cast<int64_t>(rows.size());
+  TensorPtr tensor = allocate_tensor(array.dtype, std::move(shape));
+  const uint64_t row_bytes = row_bytes_of(array);
+  const auto* from = first_element<const uint8_t>(array);
+  auto* out = first_element<uint8_t>(tensor->view);
+  for (const int64_t row : rows) {
+    if (row_bytes != 0) std::memcpy(out, from + static_cast<uint64_t>(row) * row_bytes, row_bytes);
+    out += row_bytes;
+  }
+  return tensor;
+}
+
+}  // namespace
+
+Dataset::Dataset(const DatasetConfig& config) : inputs_(read_file(config.format, config.inputs)) {
+  if (config.targets) {
+    targets_ = read_file(config.format, *config.targets);
+    if (targets_->view.shape[0] != inputs_->view.shape[0]) {
+      throw invalid_argument("inputs and targets differ in length: ", inputs_->view.shape[0], " samples in ",
+                             config.inputs.string(), ", ", targets_->view.shape[0], " in ", config.targets->string());
+    }
+    targets_ = as_labels(std::move(targets_), config.targets->string());
+  }
+  num_samples_ = std::min(inputs_->view.shape[0], config.limit.value_or(std::numeric_limits<int64_t>::max()));
+}
+
+Tree Dataset::batch(std::span<const int64_t> rows) const {
+  Dict dict;
+  dict.emplace_back("inputs", gather(inputs_->view, rows));
+  if (targets_) dict.emplace_back("targets", gather(targets_->view, rows));
+  return make_tree(std::move(dict));
+}
+
+int64_t num_batches(int64_t num_samples, int64_t batch_size) { return (num_samples + batch_size - 1) / batch_size; }
+
+}  // namespace stratagem

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libstratagem/loop/checkpoints.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+
+#include "base/disk.hpp"
+#include "base/error.hpp"
+#include "base/safetensors.hpp"
+
+namespace stratagem {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view name_start = "step-";
+constexpr size_t num_digits = 8;
+constexpr const char* last_name = "last";
+
+/// The numbers of the checkpoints in a folder, ascending.
+std::set<int64_t> steps_in(const fs::path& dir) {
+  std::set<int64_t> steps;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
+    const auto step = step_of(entry.path().filename().string());
+    if (step && entry.is_directory(error)) steps.insert(*step);
+  }
+  return steps;
+}
+
+std::optional<int64_t> last_in(const fs::path& dir) {
+  std::ifstream in(dir / last_name);
+  std::string name;
+  std::getline(in, name);
+  return step_of(name);
+}
+
+}  // namespace
+
+std::string checkpoint_name(int64_t step) {
+  std::string digits = std::to_string(step);
+  if (digits.size() < num_digits) digits.insert(0, num_digits - digits.size(), '0');
+  return std::string(name_start) + digits;
+}
+
+std::optional<int64_t> step_of(const std::string& name) {
+  if (name.rfind(name_start, 0) != 0) return std::nullopt;
+  int64_t step = 0;
+  const auto [end, error] = std::from_chars(name.data() + name_start.size(), name.data() + name.size(), step);
+  if (error != std::errc() || checkpoint_name(step) != name) return std::nullopt;
+  return step;
+}
+
+std::vector<fs::path> checkpoint_candidates(const fs::path& given) {
+  const fs::path dir = fs::absolute(given).lexically_normal();
+  if (!fs::is_directory(dir)) throw not_found("there is no checkpoint folder ", dir.string());
+  std::set<int64_t> steps = steps_in(dir);
+  const auto last = last_in(dir);
+  if (steps.empty() && !last) return {dir};
+  std::vector<fs::path> candidates;
+  if (last && steps.erase(*last) != 0) candidates.push_back(dir / checkpoint_name(*last));
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) candidates.push_back(dir / checkpoint_name(*step));
+  if (candidates.empty()) throw not_found(dir.string(), " holds no checkpoint; its file \"last\" names ", checkpoint_name(*last));
+  return candidates;
+}
+
+std::string damage_of(const fs::path& checkpoint) {
+  try {
+    bool empty = true;
+    for (const auto& entry : fs::directory_iterator(checkpoint)) {
+      empty = false;
+      // Opening one checks its header against its size.
+      if (entry.path().extension() == ".safetensors") const SafetensorsFile file(Storage().open(entry.path().string()));
+    }
+    return empty ? concat(checkpoint.string(), " is empty") : "";
+  } catch (const Error& error) {
+    return error.message;
+  } catch (const std::exception& error) {
+    return concat(checkpoint.string(), ": ", error.what());
+  }
+}
+
+Checkpoints::Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed_step, const Warn& warn)
+    : config_(std::move(config)) {
+  size_t num_others = 0;
+  for (const int64_t step : steps_in(config_.dir)) {
+    const fs::path folder = config_.dir / checkpoint_name(step);
+    if (const std::string damage = damage_of(folder); !damage.empty()) {
+      warn(concat("the checkpoint ", folder.string(), " is not whole (", damage, ") and is removed after the next save"));
+      leftovers_.push_back(folder);
+    } else if (resumed_step && step <= *resumed_step) {
+      own_.insert(step);
+    } else {
+      ++num_others;
+    }
+  }
+  if (num_others != 0) {
+    warn(concat(config_.dir.string(), " holds ", num_others, " checkpoint", num_others == 1 ? "" : "s",
+                " that this run does not continue; they stay until one of the same step replaces them"));
+  }
+}
+
+bool Checkpoints::due(int64_t step) const { return config_.every_n_steps && step != 0 && step % *config_.every_n_steps == 0; }
+
+fs::path Checkpoints::save(int64_t step, const Save& save) {
+  const std::string name = checkpoint_name(step);
+  const fs::path folder = config_.dir / name;
+  disk::make_folders(config_.dir);
+  save(folder.string());
+  own_.insert(step);
+  std::erase(leftovers_, folder);
+  const std::string pointer = name + "\n";
+  disk::replace_file(config_.dir / last_name, {pointer});
+  prune();
+  return folder;
+}
+
+void Checkpoints::prune() {
+  for (const fs::path& folder : leftovers_) disk::remove(folder);
+  leftovers_.clear();
+  disk::remove_leftovers(config_.dir);
+  while (config_.keep_last && own_.size() > static_cast<size_t>(*config_.keep_last)) {
+    disk::remove(config_.dir / checkpoint_name(*own_.begin()));
+    own_.erase(own_.begin());
+  }
+}
+
+std::optional<fs::path> Checkpoints::newest() const {
+  if (own_.empty()) return std::nullopt;
+  return config_.dir / checkpoint_name(*own_.rbegin());
+}
+
+}  // namespace stratagem

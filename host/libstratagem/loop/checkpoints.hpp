@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The checkpoints of a run: which folders there are, which is the newest, which may go. What is in a folder is the strategy's affair;
+// it writes one as a whole or not at all. Names are step-00000200: the number counts updates and is compared as a number.
+//
+//   dir/step-00000200/   a checkpoint
+//   dir/last             a text file with the name of the newest, moved after that is complete
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "libstratagem/config/config.hpp"
+
+namespace stratagem {
+
+std::string checkpoint_name(int64_t step);
+/// The number in a name that checkpoint_name could have made.
+std::optional<int64_t> step_of(const std::string& name);
+
+/// The folders to try for `--resume DIR` or `--checkpoint DIR`, the best first. DIR is a checkpoint, or the folder of a run: then the
+/// one that `last` names, and the others from the highest number down. Throws NOT_FOUND with the absolute path if there is none.
+std::vector<std::filesystem::path> checkpoint_candidates(const std::filesystem::path& dir);
+
+/// Why a checkpoint can't be whole, as far as its files tell (a truncated weights file), or nothing.
+std::string damage_of(const std::filesystem::path& checkpoint);
+
+class Checkpoints {
+ public:
+  using Save = std::function<void(const std::string& folder)>;
+  using Warn = std::function<void(const std::string& text)>;
+
+  /// `resumed_step`: the run goes on from a checkpoint in this folder. Those up to it belong to the run and are counted by keep_last;
+  /// others are another run's and stay as they are, unless they are damaged: those go after the next save, as do leftovers of a save
+  /// that was killed.
+  Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed_step, const Warn& warn);
+
+  bool due(int64_t step) const;
+  /// Returns the folder.
+  std::filesystem::path save(int64_t step, const Save& save);
+  std::optional<std::filesystem::path> newest() const;
+
+ private:
+  void prune();
+
+  CheckpointConfig config_;
+  std::set<int64_t> own_;
+  std::vector<std::filesystem::path> leftovers_;
+};
+
+}  // namespace stratagem

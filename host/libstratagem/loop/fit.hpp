@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The training loop.
+//
+//   until the run's limits are reached:
+//     one epoch of updates, each of up to accumulate_grad_batches micro-batches; the last window of an epoch may be shorter
+//     validation, at the end of each epoch and of the run
+//   after each update: a metrics line and a checkpoint where they are due, and a stop where one was asked for
+//
+// A checkpoint that falls on the end of an epoch is written after its validation, so that a resume doesn't repeat it.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libstratagem/config/config.hpp"
+#include "libstratagem/data/dataset.hpp"
+#include "libstratagem/loop/checkpoints.hpp"
+#include "libstratagem/loop/events.hpp"
+#include "libstratagem/loop/instance.hpp"
+#include "libstratagem/loop/metrics.hpp"
+#include "libstratagem/loop/outputs.hpp"
+#include "libstratagem/loop/position.hpp"
+
+namespace stratagem {
+
+struct FitResult {
+  int64_t steps = 0;
+  int64_t epochs = 0;     // completed
+  double train_loss = 0;  // mean over the last epoch's samples
+  std::map<std::string, double> validation;
+  double seconds = 0;         // of this process, data and validation included
+  double step_ms_median = 0;  // NaN without an update
+  std::optional<std::filesystem::path> checkpoint;
+  bool interrupted = false;
+  std::string nothing_to_do;  // why, for a run that was finished before it was resumed
+};
+
+/// Where a run that is resumed stands, and which folder it was read from.
+struct Resume {
+  Position position;
+  std::filesystem::path checkpoint;
+};
+
+class FitLoop {
+ public:
+  /// The strategy is set up, and has loaded the checkpoint of `resume`.
+  FitLoop(const Config& config, StrategyInstance& strategy, const Dataset& train, const Dataset* validation,
+          const std::optional<Resume>& resume, const Events& events);
+
+  FitResult run();
+
+ private:
+  enum class Ended { epoch, limit, stop };
+
+  Ended train_epoch();
+  bool update(class BatchStream& stream);
+  stg_update_args update_args() const;
+  void after_update();
+  void finish_epoch(Ended ended);
+  bool validate();
+  void save();
+  std::string finished() const;
+  int64_t num_train_batches() const;
+  void report(uint64_t stage, int64_t batch, int64_t num_batches) const;
+  void count_skipped(uint64_t outcome);
+  FitResult result() const;
+
+  const Config& config_;
+  const TrainerConfig& trainer_;
+  StrategyInstance& strategy_;
+  const Dataset& train_;
+  const Dataset* validation_data_;
+  std::optional<Resume> resume_;
+  const Events& events_;
+
+  Position position_;
+  TrainingLoss loss_;
+  std::optional<MetricsFile> metrics_;
+  std::optional<Checkpoints> checkpoints_;
+  Json saved_;  // the state of the last save: the same one is not written twice
+  int64_t total_updates_;
+  size_t window_ = 0;  // micro-batches of the last update
+  stg_update_result last_update_{};
+  int64_t num_skipped_in_a_row_ = 0;
+  double shown_loss_;
+  double epoch_loss_;
+  std::map<std::string, double> validation_;
+  std::vector<double> step_ms_;
+  bool interrupted_ = false;
+  double seconds_ = 0;
+};
+
+}  // namespace stratagem

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libstratagem/loop/instance.hpp"
+
+#include <numeric>
+
+#include "base/dlpack.hpp"
+#include "base/structs.hpp"
+
+namespace stratagem {
+namespace {
+
+StepOutcome take_outcome(stg_step_result& result) {
+  StepOutcome outcome{Tree(result.outputs), {}};
+  if (result.num_weights != 0) outcome.weights.assign(result.weights, result.weights + result.num_weights);
+  return outcome;
+}
+
+stg_step_args step_args(Tree& batch, StepPlace place) {
+  auto args = sized<stg_step_args>();
+  args.batch = batch.argument();
+  args.batch_index = place.batch_index;
+  args.global_step = place.global_step;
+  return args;
+}
+
+bool is_unimplemented(const ErrorPtr& error) { return error != nullptr && error->code == STG_UNIMPLEMENTED; }
+
+}  // namespace
+
+double StepOutcome::total_weight() const { return std::accumulate(weights.begin(), weights.end(), 0.0); }
+
+template <class Function, class... Arguments>
+void StrategyInstance::call(Function* function, const char* name, Arguments... arguments) const {
+  if (function == nullptr) throw unimplemented("the strategy \"", name_, "\" has no function ", name);
+  check(function(instance_.get(), arguments...));
+}
+
+StrategyInstance::StrategyInstance(const stg_strategy_factory& factory, const Json& config, const stg_host* host)
+    : name_(text_of(factory.name)), api_(read_table(factory.api, STG_STRATEGY_API_MIN_SIZE, "the strategy's table")) {
+  if (api_.create == nullptr || api_.destroy == nullptr) {
+    throw failed_precondition("the strategy \"", name_, "\" has no create or no destroy in its table");
+  }
+  const std::string text = config.dump();
+  auto args = sized<stg_create_args>();
+  args.config_json = to_abi(text);
+  args.host = host;
+  stg_strategy* instance = nullptr;
+  check(api_.create(&args, &instance));
+  instance_ = std::shared_ptr<stg_strategy>(instance, api_.destroy);
+}
+
+void StrategyInstance::setup(const stg_model* model, uint64_t stage) {
+  auto args = sized<stg_setup_args>();
+  args.model = model;
+  args.stage = stage;
+  call(api_.setup, "setup", nullptr, &args);
+}
+
+void StrategyInstance::teardown() { call(api_.teardown, "teardown", nullptr); }
+
+std::vector<std::string> StrategyInstance::devices() const {
+  const stg_device* devices = nullptr;
+  uint64_t num_devices = 0;
+  call(api_.devices, "devices", &devices, &num_devices);
+  std::vector<std::string> names;
+  for (uint64_t i = 0; i < num_devices; ++i) {
+    const bool logical_cpu = devices[i].kind == STG_DEVICE_CPU;
+    names.push_back(logical_cpu ? concat("cpu:", devices[i].index) : device_name(devices[i]));
+  }
+  return names;
+}
+
+StepOutcome StrategyInstance::train(Tree batch, StepPlace place, const stg_update_args* update, stg_update_result& result) {
+  stg_step_args args = step_args(batch, place);
+  args.update = update;
+  args.flags = update == nullptr ? 0 : STG_BATCH_LAST_MICRO_BATCH;
+  if (!has_train_batch_.has_value()) {
+    // Lent, not moved: a plugin that answers "unimplemented" must leave us the batch for the other way.
+    Tree lent = Tree::view(batch.root());
+    args.batch = lent.argument();
+    auto outcome = sized<stg_step_result>();
+    const ErrorPtr error(api_.train_batch == nullptr ? to_abi(unimplemented("train_batch"))
+                                                     : api_.train_batch(instance_.get(), nullptr, &args, &outcome, &result));
+    has_train_batch_ = !is_unimplemented(error);
+    if (*has_train_batch_) {
+      check(const_cast<ErrorPtr&>(error).release());
+      return take_outcome(outcome);
+    }
+    args.batch = batch.argument();
+  }
+  if (!*has_train_batch_) return train_in_three_calls(args, update, result);
+  auto outcome = sized<stg_step_result>();
+  call(api_.train_batch, "train_batch", nullptr, &args, &outcome, &result);
+  return take_outcome(outcome);
+}
+
+StepOutcome StrategyInstance::train_in_three_calls(stg_step_args args, const stg_update_args* update, stg_update_result& result) {
+  args.update = nullptr;
+  auto step = sized<stg_step_result>();
+  call(api_.training_step, "training_step", nullptr, &args, &step);
+  StepOutcome outcome = take_outcome(step);
+  call(api_.backward, "backward", nullptr, args.flags);
+  if (update != nullptr) call(api_.optimizer_step, "optimizer_step", nullptr, update, &result);
+  return outcome;
+}
+
+StepOutcome StrategyInstance::evaluate(Tree batch, StepPlace place, uint64_t stage) {
+  const stg_step_args args = step_args(batch, place);
+  auto outcome = sized<stg_step_result>();
+  if (stage == STG_STAGE_VALIDATE) {
+    call(api_.validation_step, "validation_step", nullptr, &args, &outcome);
+  } else {
+    call(api_.test_step, "test_step", nullptr, &args, &outcome);
+  }
+  return take_outcome(outcome);
+}
+
+Tree StrategyInstance::to_host(Tree tree) {
+  stg_tree out{};
+  call(api_.to_host, "to_host", nullptr, tree.argument(), &out);
+  return Tree(out);
+}
+
+void StrategyInstance::save(const std::string& folder, const Json& host_state) {
+  const std::string text = host_state.dump();
+  auto args = sized<stg_checkpoint_args>();
+  args.path = to_abi(folder);
+  args.host_json = to_abi(text);
+  call(api_.save, "save", nullptr, &args);
+}
+
+Json StrategyInstance::load(const std::string& folder) {
+  auto args = sized<stg_checkpoint_args>();
+  args.path = to_abi(folder);
+  args.flags = STG_IMPORT_STRICT;
+  stg_tree text{};
+  call(api_.load, "load", nullptr, &args, &text, nullptr);
+  const Tree owned(text);
+  if (owned.root().type != STG_STRING || owned.root().count == 0) return nullptr;
+  try {
+    return Json::parse(text_of(owned.root()));
+  } catch (const Json::exception& error) {
+    throw data_loss(folder, ": the loop's state in it is not JSON: ", error.what());
+  }
+}
+
+}  // namespace stratagem

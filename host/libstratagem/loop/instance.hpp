@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One instance of a strategy, as the loop uses it: errors are exceptions, results own what they hold, and a plugin that lacks
+// train_batch is driven by the three calls that it stands for.
+#pragma once
+
+#include <stratagem/strategy.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/model.hpp"
+#include "base/value.hpp"
+#include "libstratagem/config/json_text.hpp"
+
+namespace stratagem {
+
+/// What a step gave: its outputs, and one weight per replica that ran.
+struct StepOutcome {
+  Tree outputs;
+  std::vector<double> weights;
+  double total_weight() const;
+};
+
+/// Where in the run a step stands.
+struct StepPlace {
+  int64_t batch_index = 0;
+  int64_t global_step = 0;
+};
+
+class StrategyInstance {
+ public:
+  /// Creates it. `host` may be null and must outlive everything that the instance gives out.
+  StrategyInstance(const stg_strategy_factory& factory, const Json& config, const stg_host* host);
+
+  void setup(const stg_model* model, uint64_t stage);
+  void teardown();
+  std::vector<std::string> devices() const;
+
+  /// One micro-batch. With `update` it is the last before an update, whose result goes to `result`.
+  StepOutcome train(Tree batch, StepPlace place, const stg_update_args* update, stg_update_result& result);
+  /// One batch in a stage without gradients (STG_STAGE_VALIDATE or STG_STAGE_TEST).
+  StepOutcome evaluate(Tree batch, StepPlace place, uint64_t stage);
+  /// The tree with every tensor in host memory, finished.
+  Tree to_host(Tree tree);
+
+  void save(const std::string& folder, const Json& host_state);
+  /// Loads strictly and returns what save was given; null if the checkpoint brings none.
+  Json load(const std::string& folder);
+
+ private:
+  StepOutcome train_in_three_calls(stg_step_args args, const stg_update_args* update, stg_update_result& result);
+  template <class Function, class... Arguments>
+  void call(Function* function, const char* name, Arguments... arguments) const;
+
+  std::string name_;
+  stg_strategy_api api_;
+  std::shared_ptr<stg_strategy> instance_;
+  std::optional<bool> has_train_batch_;  // known after the first batch
+};
+
+}  // namespace stratagem

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The metrics file: JSON Lines, strict JSON. Each line holds step, epoch, stage, the values by name, and time (seconds since 1970). A
+// value that is not finite is null.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "libstratagem/loop/position.hpp"
+
+namespace stratagem {
+
+/// The line without its newline.
+std::string metrics_line(int64_t step, int64_t epoch, const std::string& stage, const std::map<std::string, double>& values,
+                         double time_s);
+
+class MetricsFile {
+ public:
+  /// Without a path, nothing is written. A new run puts an existing file aside as `<name>.previous`; a resumed one keeps the lines up
+  /// to its position, since those after it are told again.
+  MetricsFile(const std::optional<std::filesystem::path>& path, const std::optional<Position>& resumed_from,
+              std::function<void(const std::string& line)> listener);
+
+  void write(const Position& position, const std::string& stage, const std::map<std::string, double>& values);
+
+ private:
+  std::optional<std::filesystem::path> path_;
+  std::ofstream out_;
+  std::function<void(const std::string& line)> listener_;
+};
+
+}  // namespace stratagem

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libstratagem/loop/position.hpp"
+
+#include "base/error.hpp"
+
+namespace stratagem {
+namespace {
+
+/// What decides which samples batch number n of an epoch holds, by the place in the config.
+Json order_of_batches(const Config& config, int64_t num_samples) {
+  return {{"/data/train (samples)", num_samples},
+          {"/data/train/batch_size", config.train->batch_size},
+          {"/data/train/shuffle", config.train->shuffle},
+          {"/seed", config.seed}};
+}
+
+/// What decides the rate and size of updates.
+Json update_settings(const Config& config) {
+  Json settings = {{"/trainer/accumulate_grad_batches", config.trainer.accumulate_grad_batches}};
+  for (const char* section : {"optimizer", "scheduler"}) {
+    const Json values = config.json.value(section, Json::object());
+    for (const auto& member : values.items()) {
+      settings[concat("/", section, "/", member.key())] = member.value();
+    }
+  }
+  return settings;
+}
+
+/// Calls `changed(pointer, saved, now)` for each key whose values differ; null stands for absent.
+template <class Changed>
+void compare(const Json& saved, const Json& now, Changed changed) {
+  for (const auto& member : now.items()) {
+    const Json before = saved.value(member.key(), Json());
+    if (before != member.value()) changed(member.key(), before, member.value());
+  }
+  for (const auto& member : saved.items()) {
+    if (!now.contains(member.key())) changed(member.key(), member.value(), Json());
+  }
+}
+
+std::string shown_or_absent(const Json& value) { return value.is_null() ? "absent" : shown(value); }
+
+}  // namespace
+
+Json host_state(const Position& position, const Config& config, int64_t num_samples) {
+  return {{"format", 1},
+          {"epoch", position.epoch},
+          {"batch", position.batch},
+          {"step", position.step},
+          {"validation_pending", position.validation_pending},
+          // NaN has no number in JSON; null reads back as it.
+          {"loss", {{"sum", position.loss.sum}, {"weight", position.loss.weight}}},
+          {"order", order_of_batches(config, num_samples)},
+          {"updates", update_settings(config)},
+          {"config", config.json}};
+}
+
+Position restore_position(const Json& state, const Config& config, int64_t num_samples, std::vector<std::string>& warnings) {
+  Position position;
+  try {
+    if (state.at("format") != 1)
+      throw data_loss("the loop's state in the checkpoint has format ", shown(state.at("format")), "; this version reads 1");
+    position.epoch = state.at("epoch").get<int64_t>();
+    position.batch = state.at("batch").get<int64_t>();
+    position.step = state.at("step").get<int64_t>();
+    position.validation_pending = state.at("validation_pending").get<bool>();
+    const auto number = [](const Json& value) {
+      return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
+    };
+    position.loss = {number(state.at("loss").at("sum")), number(state.at("loss").at("weight"))};
+    const bool within_epoch = position.batch != 0 && !position.validation_pending;
+    compare(state.at("order"), order_of_batches(config, num_samples),
+            [&](const std::string& pointer, const Json& saved, const Json& now) {
+              const std::string both = concat(pointer, " is ", shown_or_absent(saved), " in the checkpoint and ",
+                                              shown_or_absent(now), " in the config");
+              if (within_epoch) {
+                throw invalid_argument(
+                    both, "; the checkpoint lies within an epoch (batch ", position.batch, " of epoch ", position.epoch,
+                    "), which can only go on with the same order of batches: set it back, or resume from the end of an epoch");
+              }
+              warnings.push_back(both + "; the config's is used");
+            });
+    compare(state.at("updates"), update_settings(config), [&](const std::string& pointer, const Json& saved, const Json& now) {
+      warnings.push_back(concat(pointer, " is ", shown_or_absent(saved), " in the checkpoint and ", shown_or_absent(now),
+                                " in the config; the config's is used from update ", position.step + 1, " on"));
+    });
+  } catch (const Json::exception& error) {
+    throw data_loss("the loop's state in the checkpoint is not one of this program's: ", error.what());
+  }
+  return position;
+}
+
+}  // namespace stratagem

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where a run is, as it is saved beside the weights and given back by load.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "libstratagem/config/config.hpp"
+#include "libstratagem/loop/means.hpp"
+
+namespace stratagem {
+
+struct Position {
+  int64_t epoch = 0;
+  int64_t batch = 0;                // the next batch of the epoch; batches before it are done
+  int64_t step = 0;                 // updates done
+  bool validation_pending = false;  // training of the epoch (or the run) is done, its validation isn't
+  WeightedMean loss;                // of this epoch so far
+};
+
+/// What `save` is given: position, and the part of the config that a resume compares.
+Json host_state(const Position& position, const Config& config, int64_t num_samples);
+
+/// Reads it back. Throws Error{DATA_LOSS} for one that is not of our making; INVALID_ARGUMENT where the position can't be kept, as it
+/// lies within an epoch and the order of batches has changed. `warnings` tells what else has changed and which value is used.
+Position restore_position(const Json& state, const Config& config, int64_t num_samples, std::vector<std::string>& warnings);
+
+}  // namespace stratagem

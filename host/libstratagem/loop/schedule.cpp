@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libstratagem/loop/schedule.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+namespace stratagem {
+
+double learning_rate(const SchedulerConfig& scheduler, double base, int64_t num_updates_done, int64_t total_updates) {
+  const int64_t warmup = scheduler.warmup_steps;
+  if (num_updates_done < warmup) return base * static_cast<double>(num_updates_done + 1) / static_cast<double>(warmup);
+  const int64_t done = num_updates_done - warmup;
+  if (scheduler.name == "step") return base * std::pow(scheduler.gamma, static_cast<double>(done / scheduler.step_size));
+  if (scheduler.name == "cosine") {
+    const int64_t length = std::max<int64_t>(1, scheduler.total_steps.value_or(total_updates) - warmup);
+    const double t = std::min(1.0, static_cast<double>(done) / static_cast<double>(length));
+    return scheduler.min_lr + (base - scheduler.min_lr) * (1 + std::cos(std::numbers::pi * t)) / 2;
+  }
+  return base;
+}
+
+int64_t total_updates(const TrainerConfig& trainer, int64_t updates_per_epoch) {
+  int64_t total = std::numeric_limits<int64_t>::max();
+  if (trainer.max_steps != no_limit) total = trainer.max_steps;
+  int64_t by_epochs = 0;
+  if (trainer.max_epochs != no_limit && !__builtin_mul_overflow(trainer.max_epochs, updates_per_epoch, &by_epochs)) {
+    total = std::min(total, by_epochs);
+  }
+  return total;
+}
+
+}  // namespace stratagem

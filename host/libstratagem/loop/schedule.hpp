@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The learning rate of each update. Updates are counted, not batches, and a skipped update doesn't count. With u updates done before
+// this one, w = warmup_steps, base = optimizer.lr:
+//
+//   u < w      base * (u + 1) / w                              full height at update number w
+//   constant   base
+//   step       base * gamma ^ floor((u - w) / step_size)
+//   cosine     min_lr + (base - min_lr) * (1 + cos(pi * t)) / 2    t = min(1, (u - w) / (total_steps - w))
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "libstratagem/config/config.hpp"
+
+namespace stratagem {
+
+/// `total_updates` is how many updates the run makes at most; the cosine's length where the config gives none.
+double learning_rate(const SchedulerConfig& scheduler, double base, int64_t num_updates_done, int64_t total_updates);
+
+/// The most updates that the trainer's limits allow, with so many updates in an epoch.
+int64_t total_updates(const TrainerConfig& trainer, int64_t updates_per_epoch);
+
+}  // namespace stratagem

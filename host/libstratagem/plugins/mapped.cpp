@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libstratagem/plugins/mapped.hpp"
+
+#include <fstream>
+#include <regex>
+
+#include "base/error.hpp"
+
+namespace stratagem {
+namespace fs = std::filesystem;
+namespace {
+
+struct Known {
+  std::string version;
+  fs::path plugin;
+};
+Known& known() {
+  static Known value;
+  return value;
+}
+
+/// The file of the mapped libtorch_cpu; empty if there is none.
+fs::path mapped_libtorch() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const size_t slash = line.find('/');
+    if (slash == std::string::npos) continue;
+    const fs::path file = line.substr(slash);
+    if (file.filename().string().rfind("libtorch_cpu.so", 0) == 0) return file;
+  }
+  return {};
+}
+
+std::string first_match(const fs::path& file, const std::regex& pattern) {
+  std::ifstream in(file);
+  std::smatch match;
+  for (std::string line; std::getline(in, line);) {
+    if (std::regex_search(line, match, pattern)) return match[1];
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string minor_of(const std::string& version) {
+  const size_t first = version.find('.');
+  return first == std::string::npos ? version : version.substr(0, version.find_first_of(".+", first + 1));
+}
+
+std::string libtorch_version_beside(const fs::path& libtorch_cpu) {
+  const fs::path root = libtorch_cpu.parent_path().parent_path();
+  const std::string of_wheel = first_match(root / "version.py", std::regex("^__version__ = '([^']+)'"));
+  return of_wheel.empty() ? first_match(root / "build-version", std::regex("^([0-9][^ ]*)")) : of_wheel;
+}
+
+void check_libtorch(const fs::path& plugin, const Json& note) {
+  const std::string wanted = note.value("libtorch", "");
+  const fs::path mapped = wanted.empty() ? fs::path() : mapped_libtorch();
+  if (mapped.empty()) return;
+  const std::string there = known().version.empty() ? libtorch_version_beside(mapped) : known().version;
+  if (there.empty() || minor_of(there) == minor_of(wanted)) return;
+  throw failed_precondition(plugin.string(), " was built with LibTorch ", wanted, ", but this process already holds LibTorch ",
+                            there, " (", mapped.string(),
+                            known().plugin.empty() ? "" : concat(", loaded with ", known().plugin.string()),
+                            "), and it can hold only one; use plugins built with the same");
+}
+
+void remember_libtorch(const fs::path& plugin, const Json& note) {
+  if (known().version.empty() && note.contains("libtorch")) known() = {note.value("libtorch", ""), plugin};
+}
+
+}  // namespace stratagem

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libstratagem/session.hpp"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "base/disk.hpp"
+#include "base/error.hpp"
+#include "base/structs.hpp"
+#include "libstratagem/loop/evaluate.hpp"
+
+namespace stratagem {
+namespace fs = std::filesystem;
+namespace {
+
+uint64_t stage_of(Command command) {
+  switch (command) {
+    case Command::fit:
+      return STG_STAGE_FIT;
+    case Command::validate:
+      return STG_STAGE_VALIDATE;
+    case Command::test:
+      return STG_STAGE_TEST;
+  }
+  return STG_STAGE_FIT;
+}
+
+const Plugin& plugin_of(Offer offer, const LibraryConfig& config, const std::vector<fs::path>& folders) {
+  if (config.path) return load_plugin(*config.path);
+  return load_plugin(Catalogue(folders).find(offer, config.name).path);
+}
+
+/// A number, or null where JSON has none.
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+Json numbers(const std::map<std::string, double>& values) {
+  Json result = Json::object();
+  for (const auto& [name, value] : values) result[name] = number(value);
+  return result;
+}
+
+/// Runs `body`; what an error in it means is said by `codes`: {code, code as which it leaves}.
+template <class Body>
+auto with_codes(std::initializer_list<std::pair<uint32_t, uint32_t>> codes, const std::string& context, Body body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    Error outer = error.within(context, error.replica, error.device);
+    for (const auto& [from, to] : codes) {
+      if (error.code == from) outer.code = to;
+    }
+    throw outer;
+  }
+}
+
+}  // namespace
+
+const stg_strategy_factory& load_strategy(const LibraryConfig& config, const std::vector<fs::path>& folders) {
+  return find_strategy(plugin_of(Offer::strategy, config, folders), config.name);
+}
+
+const stg_model_factory& load_model(const LibraryConfig& config, const std::vector<fs::path>& folders) {
+  return find_model(plugin_of(Offer::model, config, folders), config.name);
+}
+
+HostServices::HostServices(std::function<void(uint32_t, const std::string&)> log)
+    : log_(std::move(log)), table_(sized<stg_host>()) {
+  table_.self = this;
+  table_.log = [](void* self, uint32_t level, stg_string message, const stg_tree* /*fields*/) {
+    static_cast<HostServices*>(self)->log_(level, std::string(text_of(message)));
+  };
+}
+
+Session::Session(SessionRequest request)
+    : command_(request.command),
+      events_(std::move(request.events)),
+      services_([this](uint32_t level, const std::string& text) { log(level, text); }) {
+  events_.stop = &stop_;
+  if (!events_.log) events_.log = [](uint32_t, const std::string&) {};
+  load_plugins(request.config);
+  read_data();
+  create_strategy();
+  if (!request.checkpoint.empty()) load_checkpoint(request.checkpoint);
+  if (command_ == Command::fit) prepare_outputs();
+}
+
+void Session::log(uint32_t level, const std::string& message) const { events_.log(level, message); }
+
+/// Config and plugins together, so that unknown options stand in the same list as unknown keys.
+void Session::load_plugins(const ConfigText& text) {
+  Problems problems;
+  config_ = check_config(text, command_, problems);
+  std::optional<Error> refused;
+  const auto load = [&](const char* key, const LibraryConfig& library, const auto load_factory, auto& factory) {
+    if (library.name.empty() && !library.path) return;
+    try {
+      factory = &load_factory(library, config_.plugin_path);
+      const std::string owner = concat(" by the ", key, " \"", text_of(factory->name), "\"");
+      check_schema(options_schema(factory->options_schema, owner), library.options, concat("/", key, "/options"), owner,
+                   problems);
+    } catch (const Error& error) {
+      if (error.code == STG_NOT_FOUND || error.code == STG_INVALID_ARGUMENT) {
+        problems.add(concat("/", key, library.name.empty() ? "/path" : "/name"), error.message);
+      } else if (!refused) {
+        refused = error;
+      }
+    }
+  };
+  load("strategy", config_.strategy, load_strategy, strategy_factory_);
+  load("model", config_.model, load_model, model_factory_);
+  problems.raise(config_.source);
+  if (refused) throw *refused;
+}
+
+void Session::read_data() {
+  const auto load = [](const std::optional<DatasetConfig>& config, std::optional<Dataset>& data) {
+    if (config) data.emplace(*config);
+  };
+  if (command_ == Command::fit) load(config_.train, train_);
+  load(command_ == Command::test ? config_.test : config_.validation, evaluation_);
+}
+
+void Session::create_strategy() {
+  // What a strategy doesn't find or can't have at creation is a device.
+  const auto missing = {std::pair{STG_NOT_FOUND, STG_UNAVAILABLE}, std::pair{STG_FAILED_PRECONDITION, STG_UNAVAILABLE}};
+  const std::string name(text_of(strategy_factory_->name));
+  with_codes(missing, concat("strategy \"", name, "\""),
+             [&] { strategy_.emplace(*strategy_factory_, strategy_config(config_), services_.table()); });
+  with_codes({}, concat("model \"", text_of(model_factory_->name), "\""), [&] {
+    const std::string options = config_.model.options.dump();
+    const stg_model* model = nullptr;
+    check(model_factory_->create(to_abi(options), services_.table(), &model));
+    model_ = std::shared_ptr<const stg_model>(model, [](const stg_model* made) {
+      if (made->release != nullptr) made->release(made->self);
+    });
+  });
+  with_codes({}, concat("setting up the strategy \"", name, "\""), [&] { strategy_->setup(model_.get(), stage_of(command_)); });
+}
+
+Json Session::load_first_whole(const std::vector<fs::path>& candidates) {
+  for (const fs::path& candidate : candidates) {
+    const bool last_hope = candidate == candidates.back();
+    std::string damage = damage_of(candidate);
+    if (damage.empty()) {
+      try {
+        checkpoint_ = candidate;
+        return strategy_->load(candidate.string());
+      } catch (const Error& error) {
+        if (last_hope || (error.code != STG_DATA_LOSS && error.code != STG_NOT_FOUND)) throw;
+        damage = error.message;
+      }
+    } else if (last_hope) {
+      throw data_loss("the checkpoint ", candidate.string(), " is not whole: ", damage);
+    }
+    log(STG_LOG_WARNING, concat("the checkpoint ", candidate.string(), " is not whole (", damage, "); trying the one before it"));
+  }
+  throw not_found("no checkpoint");
+}
+
+void Session::load_checkpoint(const std::string& given) {
+  with_codes({{STG_FAILED_PRECONDITION, STG_INVALID_ARGUMENT}}, "loading a checkpoint", [&] {
+    const Json state = load_first_whole(checkpoint_candidates(given));
+    if (command_ != Command::fit) return;
+    if (state.is_null()) throw data_loss(checkpoint_.string(), " holds weights, but no position in a run; it can't be resumed");
+    std::vector<std::string> warnings;
+    resume_ = Resume{restore_position(state, config_, train_->num_samples(), warnings), checkpoint_};
+    for (const std::string& warning : warnings) log(STG_LOG_WARNING, warning);
+    const Position& position = resume_->position;
+    log(STG_LOG_INFO, concat("resuming from ", checkpoint_.string(), ": step ", position.step, ", epoch ", position.epoch,
+                             ", batch ", position.batch));
+  });
+}
+
+/// A folder that can't be written to is better known before the first hour than after it.
+void Session::prepare_outputs() const {
+  const auto prepare = [](const fs::path& folder, const char* pointer) {
+    try {
+      disk::make_folders(folder);
+    } catch (const Error& error) {
+      throw invalid_argument(pointer, ": ", error.message);
+    }
+    if (access(folder.c_str(), W_OK | X_OK) != 0)
+      throw invalid_argument(pointer, ": can't write to ", folder.string(), ": ", std::strerror(errno));
+  };
+  if (config_.checkpoint) prepare(config_.checkpoint->dir, "/checkpoint/dir");
+  if (config_.metrics) {
+    prepare(config_.metrics->parent_path(), "/metrics/path");
+    if (fs::is_directory(*config_.metrics))
+      throw invalid_argument("/metrics/path: ", config_.metrics->string(), " is a folder; a file is wanted");
+  }
+}
+
+Json Session::run() {
+  if (has_run_) throw failed_precondition("this session has run; open another one");
+  has_run_ = true;
+  Json result = command_ == Command::fit ? fit() : evaluate_once();
+  result["strategy"] = text_of(strategy_factory_->name);
+  result["devices"] = strategy_->devices();
+  return result;
+}
+
+Json Session::fit() {
+  FitLoop loop(config_, *strategy_, *train_, evaluation_ ? &*evaluation_ : nullptr, resume_, events_);
+  const FitResult fit = loop.run();
+  Json result = {{"steps", fit.steps},
+                 {"epochs", fit.epochs},
+                 {"train_loss", number(fit.train_loss)},
+                 {"validation", numbers(fit.validation)},
+                 {"seconds", fit.seconds},
+                 {"step_ms_median", number(fit.step_ms_median)},
+                 {"checkpoint", fit.checkpoint ? Json(fit.checkpoint->string()) : Json(nullptr)},
+                 {"interrupted", fit.interrupted}};
+  if (!fit.nothing_to_do.empty()) {
+    result["nothing_to_do"] = fit.nothing_to_do;
+    log(STG_LOG_INFO, concat("nothing to do: ", fit.nothing_to_do));
+  }
+  return result;
+}
+
+Json Session::evaluate_once() {
+  const bool test = command_ == Command::test;
+  const int64_t batch_size = test ? config_.test->batch_size : config_.validation->batch_size;
+  const auto go_on = [&](int64_t done, int64_t total) {
+    if (events_.progress) {
+      Progress progress;
+      progress.stage = stage_of(command_);
+      progress.batch = done;
+      progress.num_batches = total;
+      events_.progress(progress);
+    }
+    return !events_.stop_requested();
+  };
+  const Evaluation evaluation = evaluate(*strategy_, *evaluation_, batch_size, stage_of(command_), 0, go_on);
+  return {{test ? "test" : "validation", numbers(evaluation.metrics)},
+          {"checkpoint", checkpoint_.empty() ? Json(nullptr) : Json(checkpoint_.string())},
+          {"interrupted", evaluation.stopped}};
+}
+
+}  // namespace stratagem

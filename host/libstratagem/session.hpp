@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One run, from the config to the result: what the C API hands out. Opening it does everything that can go wrong before training
+// starts, in the order in which a user can mend it: config, plugins and their options, data, devices, checkpoint.
+#pragma once
+
+#include <stratagem/host.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "libstratagem/config/config.hpp"
+#include "libstratagem/data/dataset.hpp"
+#include "libstratagem/loop/events.hpp"
+#include "libstratagem/loop/fit.hpp"
+#include "libstratagem/loop/instance.hpp"
+#include "libstratagem/plugins/loader.hpp"
+
+namespace stratagem {
+
+/// The services that plugins get: the log, at present.
+class HostServices {
+ public:
+  explicit HostServices(std::function<void(uint32_t, const std::string&)> log);
+  const stg_host* table() const { return &table_; }
+
+ private:
+  std::function<void(uint32_t, const std::string&)> log_;
+  stg_host table_{};
+};
+
+struct SessionRequest {
+  ConfigText config;
+  Command command = Command::fit;
+  std::string checkpoint;  // absolute or relative to the working directory; empty: none
+  Events events;           // `stop` is the session's own
+};
+
+class Session {
+ public:
+  explicit Session(SessionRequest request);
+
+  /// Runs once and returns the result as JSON.
+  Json run();
+  void request_stop() noexcept { stop_.store(true, std::memory_order_relaxed); }
+
+ private:
+  void load_plugins(const ConfigText& text);
+  void read_data();
+  void create_strategy();
+  void load_checkpoint(const std::string& given);
+  Json load_first_whole(const std::vector<std::filesystem::path>& candidates);
+  void prepare_outputs() const;
+  Json fit();
+  Json evaluate_once();
+  void log(uint32_t level, const std::string& message) const;
+
+  Command command_;
+  Events events_;
+  std::atomic<bool> stop_{false};
+  Config config_;
+  std::optional<Dataset> train_, evaluation_;
+  // Services and model outlive the instance that was made with them.
+  HostServices services_;
+  const stg_strategy_factory* strategy_factory_ = nullptr;
+  const stg_model_factory* model_factory_ = nullptr;
+  std::shared_ptr<const stg_model> model_;
+  std::optional<StrategyInstance> strategy_;
+  std::filesystem::path checkpoint_;
+  std::optional<Resume> resume_;
+  bool has_run_ = false;
+};
+
+/// Loads the plugin that a part of the config names, and its factory. `folders` as in Catalogue.
+const stg_strategy_factory& load_strategy(const LibraryConfig& config, const std::vector<std::filesystem::path>& folders);
+const stg_model_factory& load_model(const LibraryConfig& config, const std::vector<std::filesystem::path>& folders);
+
+}  // namespace stratagem

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The model of the loop's tests, without LibTorch, so small that every number is worked out by hand: one weight w, the loss of a sample
+// is w * x, so the gradient of a batch is the mean of x. Options:
+//
+//   w          its first value
+//   trace      a file to which each training step appends its samples
+//   raise_at   {"step": n, "signal": s}: raises the signal in the training step after n updates
+//   num_classes  targets must lie below it, as a classifier would have it
+#include <stratagem/plugin.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "base/dlpack.hpp"
+#include "base/error.hpp"
+#include "base/structs.hpp"
+#include "base/value.hpp"
+
+using namespace stratagem;
+
+// Of one replica; its memory may be lent by the strategy (bind).
+struct stg_replica {
+  TensorPtr weight;
+  stg_string name = to_abi("weight");
+  stg_parameter parameter = sized<stg_parameter>();
+  const stg_parameter* parameters[1] = {&parameter};
+
+  void describe_as(TensorPtr tensor) {
+    weight = std::move(tensor);
+    parameter.names = &name;
+    parameter.num_names = 1;
+    parameter.tensor = weight.get();
+    parameter.flags = STG_PARAMETER_REQUIRES_GRAD | STG_PARAMETER_PERSISTENT | STG_PARAMETER_PINNED;
+  }
+  double value() const { return read_element(weight->view, 0); }
+};
+
+struct stg_graph {
+  double gradient;
+};
+
+namespace {
+
+void write_element(const stg_tensor_view& view, double value) {
+  if (view.dtype.bits == 64) {
+    *first_element<double>(view) = value;
+  } else {
+    *first_element<float>(view) = static_cast<float>(value);
+  }
+}
+
+TensorPtr scalar(stg_dtype dtype, double value) {
+  TensorPtr tensor = allocate_tensor(dtype, {});
+  write_element(tensor->view, value);
+  return tensor;
+}
+
+struct Toy {
+  explicit Toy(nlohmann::json given) : options(std::move(given)) {}
+  nlohmann::json options;
+  std::atomic<int> num_references{1};
+  stg_model table = sized<stg_model>();
+
+  void trace(const stg_tensor_view& inputs) const {
+    std::ofstream out(options["trace"].get<std::string>(), std::ios::app);
+    for (int64_t i = 0; i < numel(inputs); ++i) out << (i == 0 ? "" : " ") << read_element(inputs, i);
+    out << "\n";
+  }
+  void maybe_raise(const stg_step_context& context) const {
+    const nlohmann::json& at = options["raise_at"];
+    if (at.at("step") == context.global_step) std::raise(at.at("signal").get<int>());
+  }
+};
+
+void check_targets(const stg_tensor_view& targets, int64_t num_classes) {
+  for (int64_t i = 0; i < numel(targets); ++i) {
+    const double label = read_element(targets, i);
+    if (label >= static_cast<double>(num_classes))
+      throw invalid_argument("[\"targets\"]: label ", label, " at row ", i, "; there are ", num_classes, " classes");
+  }
+}
+
+void step(const Toy& toy, stg_replica& replica, const stg_step_context& context, const Tree& batch,
+          stg_model_step_result* result) {
+  const stg_value* inputs = find(batch.root(), "inputs");
+  if (inputs == nullptr || inputs->type != STG_TENSOR) throw invalid_argument("the batch has no tensor [\"inputs\"]");
+  const stg_tensor_view& view = inputs->as.tensor->view;
+  const stg_value* targets = find(batch.root(), "targets");
+  if (targets != nullptr && toy.options.contains("num_classes"))
+    check_targets(targets->as.tensor->view, toy.options["num_classes"]);
+  double sum = 0;
+  for (int64_t i = 0; i < numel(view); ++i) sum += read_element(view, i);
+  const double mean = sum / static_cast<double>(numel(view));
+  const stg_dtype dtype = replica.weight->view.dtype;
+  Dict outputs;
+  outputs.emplace_back("loss", scalar(dtype, replica.value() * mean));
+  if (context.stage == STG_STAGE_FIT) {
+    if (toy.options.contains("trace")) toy.trace(view);
+    if (toy.options.contains("raise_at")) toy.maybe_raise(context);
+  } else {
+    outputs.emplace_back("mean_x", scalar(dtype, mean));
+    outputs.emplace_back("w", scalar(float64, replica.value()));
+    outputs.emplace_back("predictions", copy_tensor(view));
+  }
+  result->outputs = make_tree(std::move(outputs)).give();
+  if ((context.flags & STG_STEP_GRADIENT) != 0) result->graph = new stg_graph{mean};
+}
+
+void fill_table(Toy* toy) {
+  stg_model& table = toy->table;
+  table.self = toy;
+  table.retain = [](void* self) { ++static_cast<Toy*>(self)->num_references; };
+  table.release = [](void* self) {
+    if (--static_cast<Toy*>(self)->num_references == 0) delete static_cast<Toy*>(self);
+  };
+  table.replicate = [](void* self, const stg_replicate_args* args, stg_replica** out) {
+    return guard([&] {
+      const stg_dtype dtype = args->floating_dtype.bits == 0 ? float32 : args->floating_dtype;
+      auto replica = std::make_unique<stg_replica>();
+      TensorPtr weight = allocate_tensor(dtype, {1, 1});
+      write_element(weight->view, static_cast<Toy*>(self)->options.value("w", 0.0));
+      replica->describe_as(std::move(weight));
+      *out = replica.release();
+    });
+  };
+  table.destroy_replica = [](void*, stg_replica* replica) { delete replica; };
+  table.describe = [](void*, stg_replica* replica, stg_model_description* out) {
+    return guard([&] {
+      auto description = sized<stg_model_description>();
+      description.parameters = replica->parameters;
+      description.num_parameters = 1;
+      description.loss_kind = STG_LOSS_MEAN;
+      write_result(out, description);
+    });
+  };
+  table.set_mode = [](void*, stg_replica*, uint32_t) -> stg_error* { return nullptr; };
+  table.step = [](void* self, stg_replica* replica, const stg_step_context* context, stg_tree* batch,
+                  stg_model_step_result* result) {
+    return guard([&] { step(*static_cast<Toy*>(self), *replica, *context, Tree::receive(batch), result); });
+  };
+  table.backward = [](void*, stg_replica* replica, stg_graph* graph, double scale, uint32_t, const stg_gradient_sink* sink) {
+    return guard([&] {
+      const std::unique_ptr<stg_graph> owned(graph);
+      TensorPtr gradient = allocate_tensor(replica->weight->view.dtype, {1, 1});
+      write_element(gradient->view, owned->gradient * scale);
+      check(sink->ready(sink->self, 0, gradient.release(), nullptr));
+    });
+  };
+  table.release_graph = [](void*, stg_replica*, stg_graph* graph) { delete graph; };
+  table.bind = [](void*, stg_replica* replica, uint64_t, const stg_tensor* storage, const stg_tensor*) {
+    return guard([&] { replica->describe_as(make_tensor(nullptr, first_element(storage->view), storage->view.dtype, {1, 1})); });
+  };
+  // It draws no random numbers: its generator's state is empty.
+  table.get_generator_state = [](void*, stg_replica*, stg_tree* out) {
+    return guard([&] { *out = make_tree(Value(Bytes{})).give(); });
+  };
+  table.set_generator_state = [](void*, stg_replica*, const uint8_t*, uint64_t) -> stg_error* { return nullptr; };
+}
+
+stg_error* create(stg_string options, const stg_host*, const stg_model** out) {
+  return guard([&] {
+    auto toy = std::make_unique<Toy>(nlohmann::json::parse(text_of(options)));
+    fill_table(toy.get());
+    *out = &toy.release()->table;
+  });
+}
+
+constexpr const char* schema = R"({"type": "object", "additionalProperties": false, "properties": {
+  "w": {"type": "number"}, "trace": {"type": "string"}, "num_classes": {"type": "integer", "minimum": 1},
+  "raise_at": {"type": "object", "additionalProperties": false, "required": ["step", "signal"],
+               "properties": {"step": {"type": "integer"}, "signal": {"type": "integer"}}}}})";
+
+const stg_plugin* plugin() {
+  static const stg_model_factory factory = [] {
+    auto made = sized<stg_model_factory>();
+    made.name = to_abi("toy");
+    made.summary = to_abi("one weight");
+    made.options_schema = to_abi(schema);
+    made.create = create;
+    return made;
+  }();
+  static const stg_model_factory* const factories[] = {&factory};
+  static const stg_plugin table = [] {
+    auto made = sized<stg_plugin>();
+    made.name = to_abi("toy_model");
+    made.version = to_abi("1.0.0");
+    made.models = factories;
+    made.num_models = 1;
+    return made;
+  }();
+  return &table;
+}
+
+}  // namespace
+
+STG_PLUGIN_NOTE(
+    R"({"name": "toy_model", "version": "1.0.0", "abi": {"major": 1, "min_minor": 0, "max_minor": 0}, "strategies": [], "models": ["toy"]})");
+
+extern "C" STG_EXPORT uint32_t stg_plugin_probe(const stg_probe_request*, stg_probe_reply* reply) {
+  reply->abi_major = STG_ABI_MAJOR;
+  reply->min_minor = 0;
+  reply->max_minor = STG_ABI_MINOR;
+  reply->minor = STG_ABI_MINOR;
+  reply->plugin = plugin();
+  reply->text_size_bytes = 0;
+  return STG_PROBE_ACCEPTED;
+}
