@@ -8,6 +8,9 @@ function(stratagem_add_plugin name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH" "" "SOURCES")
   add_library(${name} MODULE ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE stratagem::base $<$<BOOL:${arg_TORCH}>:stratagem::libtorch>)
+  if(arg_TORCH)  # its note says so: a host compares it with the copy in the process before it runs anything
+    target_compile_definitions(${name} PRIVATE STRATAGEM_LIBTORCH_VERSION="${STRATAGEM_TORCH_VERSION}")
+  endif()
   target_link_options(${name} PRIVATE
     "LINKER:--version-script=${STRATAGEM_PLUGIN_VERSION_SCRIPT}" LINKER:-z,nodelete LINKER:-z,noexecstack)
   if(NOT STRATAGEM_SANITIZE)
