@@ -468,7 +468,7 @@ stg_error* reduce_gradients(stg_strategy* self, const stg_call* call, const stg_
     GradientSets moved;
     for (uint64_t i = 0; i < abi.num_sets; ++i) {
       const std::string name = concat("set ", i);
-      known_size_bytes(abi.sets[i], STG_GRADIENT_SET_MIN_SIZE, name.c_str());
+      read_argument(abi.sets[i], STG_GRADIENT_SET_MIN_SIZE, name.c_str());
       moved.sets.push_back(abi.sets[i]);
     }
     run(self, Function::reduce_gradients, [&](Entry& entry) {

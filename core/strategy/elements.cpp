@@ -126,6 +126,15 @@ bool has_distinct_elements(const stg_tensor_view& view) {
   return true;
 }
 
+MemoryRange memory_range(const stg_tensor_view& view) {
+  const char* begin = first_element<const char>(view);
+  if (numel(view) == 0) return {begin, begin};
+  int64_t reach = 1;
+  const std::vector<int64_t> strides = strides_of(view);
+  for (size_t d = 0; d < strides.size(); ++d) reach += (view.shape[d] - 1) * strides[d];
+  return {begin, begin + reach * static_cast<int64_t>(element_size_bytes(view.dtype))};
+}
+
 bool is_dense(const stg_tensor_view& view) {
   if (numel(view) == 0) return true;
   int64_t expected = 1;

@@ -59,6 +59,13 @@ bool has_nan(const stg_tensor_view& view);
 /// No two elements share memory, as far as strides can tell: every stride steps over all that the smaller ones reach.
 bool has_distinct_elements(const stg_tensor_view& view);
 
+struct MemoryRange {
+  const char* begin;
+  const char* end;
+};
+/// From the first byte of the tensor to one past its last.
+MemoryRange memory_range(const stg_tensor_view& view);
+
 /// Elements lie without gaps, in some order of the dimensions: memory can be walked flat.
 bool is_dense(const stg_tensor_view& view);
 

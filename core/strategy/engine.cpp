@@ -6,6 +6,10 @@
 #include <ATen/Parallel.h>
 
 #include "base/dlpack.hpp"
+#include "strategy/checkpoint.hpp"
+#include "strategy/gradient_sets.hpp"
+#include "strategy/reduce.hpp"
+#include "strategy/state.hpp"
 #include "torch/errors.hpp"
 #include "torch/threads.hpp"
 
@@ -42,7 +46,8 @@ void Engine::setup(const Call& call, Model model, Tree state, uint32_t stage) {
   std::shared_ptr<Training> training;
   if (model) {
     training = std::make_shared<Training>(model, options_, threads_per_replica_, stage == STG_STAGE_FIT);
-    if (state.root().type != STG_NONE) throw unimplemented("setup from a state");
+    // Weights that are almost those of the state would be worse than an error.
+    if (state.root().type != STG_NONE) import_training_state(*training, state.root(), true);
   }
   call.check("setup");
   Workers::Options workers;
@@ -110,6 +115,8 @@ Tree Engine::batch_to_device(const Call&, Tree batch, stg_device target, int64_t
   return Tree{moved};
 }
 
+Tree Engine::reduce(const Call&, Tree object, uint32_t op) { return reduce_leaves(std::move(object), op, options_.lightning); }
+
 void Engine::barrier(const Call&, std::string_view) {
   if (!training_) return;
   for (size_t i = 0; i < training_->replicas.size(); ++i) {
@@ -118,6 +125,32 @@ void Engine::barrier(const Call&, std::string_view) {
     if (table.synchronize == nullptr) continue;
     slot.guarded("barrier", [&] { check(table.synchronize(slot.model().model().self(), slot.model().get())); });
   }
+}
+
+void Engine::reduce_gradients(const Call& call, const std::vector<stg_gradient_set*>& sets, uint64_t op) {
+  reduce_gradient_sets(sets, op, options_.devices, *workers_, call);
+}
+
+// ---- state
+
+Tree Engine::export_state(const Call&, uint64_t flags) { return export_training_state(training_, (flags & STG_EXPORT_COPY) != 0); }
+
+ImportReport Engine::import_state(const Call&, Tree state, uint64_t flags) {
+  ImportReport report = import_training_state(*training_, state.root(), (flags & STG_IMPORT_STRICT) != 0);
+  forget_window();
+  num_updates_.store(training_->num_updates);
+  return report;
+}
+
+void Engine::save(const Call&, const std::string& path, const std::string& host_json) {
+  save_checkpoint(export_training_state(training_, false), host_, path, host_json);
+}
+
+ImportReport Engine::load(const Call& call, const std::string& path, uint64_t flags, std::string& host_json) {
+  Checkpoint checkpoint = load_checkpoint(host_, path);
+  ImportReport report = import_state(call, std::move(checkpoint.state), flags);
+  host_json = std::move(checkpoint.host_json);
+  return report;
 }
 
 }  // namespace stratagem

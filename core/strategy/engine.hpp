@@ -35,6 +35,7 @@ class Engine : public Strategy {
 
   void model_to_device(const Call& call) override;
   Tree batch_to_device(const Call& call, Tree batch, stg_device target, int64_t dataloader_index) override;
+  Tree reduce(const Call& call, Tree object, uint32_t op) override;
   void barrier(const Call& call, std::string_view name) override;
 
   StepResult training_step(const Call& call, StepArgs args) override;
@@ -45,6 +46,12 @@ class Engine : public Strategy {
   Tree gradients(const Call& call) override;
   void parameters_changed(const Call& call) override;
   StepResult evaluation_step(const Call& call, StepArgs args, uint32_t stage) override;
+  void reduce_gradients(const Call& call, const std::vector<stg_gradient_set*>& sets, uint64_t op) override;
+
+  Tree export_state(const Call& call, uint64_t flags) override;
+  ImportReport import_state(const Call& call, Tree state, uint64_t flags) override;
+  void save(const Call& call, const std::string& path, const std::string& host_json) override;
+  ImportReport load(const Call& call, const std::string& path, uint64_t flags, std::string& host_json) override;
 
  private:
   struct Step;

@@ -197,20 +197,6 @@ class Gatherer {
   GatherOptions options_;
 };
 
-struct MemoryRange {
-  const char* begin;
-  const char* end;
-};
-
-MemoryRange range_of(const stg_tensor_view& view) {
-  const char* begin = first_element<const char>(view);
-  if (numel(view) == 0) return {begin, begin};
-  int64_t reach = 1;
-  const std::vector<int64_t> strides = strides_of(view);
-  for (size_t d = 0; d < strides.size(); ++d) reach += (view.shape[d] - 1) * strides[d];
-  return {begin, begin + reach * static_cast<int64_t>(element_size_bytes(view.dtype))};
-}
-
 }  // namespace
 
 Tree gather_outputs(std::vector<Tree> outputs, const GatherOptions& options) {
@@ -254,11 +240,11 @@ Tree with_loss(Tree outputs, TensorPtr loss) {
 Tree without_aliases(Tree outputs, const stg_value& batch) {
   std::vector<MemoryRange> borrowed;
   for_each_leaf(batch, [&](const KeyPath&, const stg_value& leaf) {
-    if (leaf.type == STG_TENSOR) borrowed.push_back(range_of(leaf.as.tensor->view));
+    if (leaf.type == STG_TENSOR) borrowed.push_back(memory_range(leaf.as.tensor->view));
   });
   for_each_leaf(outputs.root(), [&](const KeyPath&, stg_value& leaf) {
     if (leaf.type != STG_TENSOR) return;
-    const MemoryRange range = range_of(leaf.as.tensor->view);
+    const MemoryRange range = memory_range(leaf.as.tensor->view);
     const bool aliases = std::any_of(borrowed.begin(), borrowed.end(),
                                      [&](const MemoryRange& other) { return range.begin < other.end && other.begin < range.end; });
     if (!aliases) return;
