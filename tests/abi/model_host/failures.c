@@ -52,6 +52,28 @@ static void model_error_comes_back(int where) {
 static void error_in_step(void) { model_error_comes_back(MLP_IN_STEP); }
 static void error_in_backward(void) { model_error_comes_back(MLP_IN_BACKWARD); }
 
+static void an_error_clears_the_gradients(void) {
+  session s;
+  batch lost, failing, b;
+  weights expected;
+  stg_step_result result;
+  if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
+  make_batch(&lost, 4, 1);
+  make_batch(&failing, 4, 2);
+  make_batch(&b, 9, 3);
+  first_weights(&expected);
+  update_reference(&expected, &b, LR);
+  stg_tree first = batch_tree(&lost, 0), second = batch_tree(&failing, 0);
+  if (SUCCEEDS(train_batch(&s, NULL, &first, LR, 0, &result, NULL))) release_tree(&result.outputs);
+  s.model.fail_replica = (int32_t)the_host.num_devices - 1;
+  s.model.fail_in = MLP_IN_STEP;
+  check_model_error(training_step(&s, &second, &result));
+  s.model.fail_replica = -1;
+  SUCCEEDS(train_on(&s, &b, LR));
+  check_weights(&s, &expected, 1e-6, "after a new window");
+  close_session(&s);
+}
+
 static void error_in_setup(void) {
   session s;
   batch b;
@@ -256,6 +278,7 @@ static void an_abort_ends_the_instance(void) {
 const test failure_tests[] = {
     {"a model's error in a step comes back as cause with replica and device, and the next batch works", error_in_step},
     {"so does one in backward, half of whose gradients were reported", error_in_backward},
+    {"an error clears the gradients of the micro-batches before it", an_error_clears_the_gradients},
     {"an error in setup lets the model go, and setup can be tried again", error_in_setup},
     {"tensors with different numbers of rows are refused with both paths", rows_that_disagree},
     {"a batch of no rows is an error in training and runs on the root in evaluation", no_rows},

@@ -346,8 +346,11 @@ static stg_error* backward(void* self, stg_replica* replica, stg_graph* graph, d
   /* Last layer first; told to fail, half of the gradients have been reported. */
   for (int p = MLP_NUM_PARAMETERS - 1; p >= 0; --p) {
     if (error != NULL && p < 2) break;
-    stg_tensor* tensor = gradient_tensor(replica, p);
-    for (int64_t i = 0; i < mlp_numel[p]; ++i) set_element(tensor, i, gradient.of[p][i]);
+    stg_tensor* tensor = model->null_parameter == p ? NULL : gradient_tensor(replica, p);
+    /* Of a share in which nothing counts everything is 0 / 0: nobody may read it. */
+    for (int64_t i = 0; tensor != NULL && i < mlp_numel[p]; ++i) {
+      set_element(tensor, i, graph->divisor == 0 ? NAN : gradient.of[p][i]);
+    }
     stg_error* refused = sink->ready(sink->self, (uint64_t)p, tensor, NULL);
     if (refused == NULL) continue;
     if (error != NULL) error->release(error);
@@ -362,6 +365,7 @@ static stg_error* backward(void* self, stg_replica* replica, stg_graph* graph, d
 void new_mlp(mlp* out, int with_bind) {
   memset(out, 0, sizeof *out);
   out->fail_replica = out->slow_replica = -1;
+  out->null_parameter = -1;
   out->caller = pthread_self();
   out->table.struct_size = sizeof out->table;
   out->table.self = out;

@@ -22,12 +22,13 @@
 /* What can be asked of it, and what it counted. The host writes the first part only between calls of the strategy. */
 typedef struct mlp {
   stg_model table;
-  int32_t fail_replica; /* -1: none; which one fails ... */
-  int fail_in;          /* ... and where: MLP_IN_* */
-  int32_t slow_replica; /* -1: none; sleeps for 300 ms in its step */
-  int is_masked;        /* give the mask's sum as denominator */
-  int is_sum;           /* the loss is a sum over the rows, and loss_kind says so */
-  int only_caller;      /* complain when called on another thread than `caller` */
+  int32_t fail_replica;   /* -1: none; which one fails ... */
+  int fail_in;            /* ... and where: MLP_IN_* */
+  int32_t slow_replica;   /* -1: none; sleeps for 300 ms in its step */
+  int is_masked;          /* give the mask's sum as denominator */
+  int is_sum;             /* the loss is a sum over the rows, and loss_kind says so */
+  int64_t null_parameter; /* -1: none; reports null for this one's gradient */
+  int only_caller;        /* complain when called on another thread than `caller` */
   pthread_t caller;
   stg_strategy* call_back; /* null: none; its barrier is called from inside a step and must be refused */
 

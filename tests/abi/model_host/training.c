@@ -208,6 +208,47 @@ static void denominators_weight_the_replicas(void) {
   close_session(&s);
 }
 
+static void a_share_that_does_not_count_is_not_read(void) {
+  session s;
+  batch b;
+  weights expected, gradient;
+  stg_step_result result;
+  if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
+  s.model.is_masked = 1;
+  make_batch(&b, 12, 6);
+  const int num_kept = 12 - 12 / (the_host.num_devices == 1 ? 2 : (int)the_host.num_devices); /* all but the last share */
+  for (int i = num_kept; i < 12; ++i) b.mask[i] = 0; /* whose loss and gradients are NaN */
+  first_weights(&expected);
+  memset(&gradient, 0, sizeof gradient);
+  const double loss = run_reference(&expected, 12, b.inputs, b.targets, b.mask, 0, 1, NULL, &gradient);
+  for (int p = 0; p < MLP_NUM_PARAMETERS; ++p) {
+    for (int64_t i = 0; i < mlp_numel[p]; ++i) expected.of[p][i] -= LR * gradient.of[p][i];
+  }
+  stg_tree tree = batch_tree(&b, 1);
+  if (SUCCEEDS(train_batch(&s, NULL, &tree, LR, STG_BATCH_LAST_MICRO_BATCH, &result, NULL))) {
+    CHECK(is_close(loss_of(&result), loss, 1e-6));
+    release_tree(&result.outputs);
+  }
+  check_weights(&s, &expected, 1e-6, "after a step");
+  close_session(&s);
+}
+
+static void no_gradient_no_change(void) {
+  session s;
+  batch b;
+  weights expected;
+  if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
+  s.model.null_parameter = 1;
+  make_batch(&b, 7, 6);
+  first_weights(&expected);
+  const weights first = expected;
+  update_reference(&expected, &b, LR);
+  memcpy(expected.of[1], first.of[1], sizeof expected.of[1]);
+  SUCCEEDS(train_on(&s, &b, LR));
+  check_weights(&s, &expected, 1e-6, "after a step");
+  close_session(&s);
+}
+
 static void nothing_that_counts_skips_the_update(void) {
   session s;
   batch b;
@@ -363,6 +404,8 @@ const test training_tests[] = {
     {"a list, a tuple and a bare tensor are split like a dict", every_structure_is_split},
     {"a borrowed batch is the host's again when training_step returns", borrowed_batches_stay_the_hosts},
     {"a model's denominators weight its replicas", denominators_weight_the_replicas},
+    {"a share in which nothing counts is not read: its NaN goes nowhere", a_share_that_does_not_count_is_not_read},
+    {"a parameter whose gradient is null keeps its value", no_gradient_no_change},
     {"a batch in which nothing counts skips the update", nothing_that_counts_skips_the_update},
     {"a loss that is a sum is summed", a_sum_is_summed},
     {"evaluation gathers, reduces nothing and changes no weight", evaluation_changes_nothing},
