@@ -190,6 +190,17 @@ int64_t numel(const stg_tensor_view& view) noexcept {
   return product;
 }
 
+std::optional<uint64_t> checked_size_bytes(stg_dtype dtype, std::span<const int64_t> shape) noexcept {
+  uint64_t size_bytes = element_size_bytes(dtype);
+  bool is_empty = false;
+  for (int64_t size : shape) {
+    is_empty = is_empty || size == 0;
+    if (size != 0 && __builtin_mul_overflow(size_bytes, static_cast<uint64_t>(size), &size_bytes)) return {};
+    if (size_bytes > uint64_t{1} << 62) return {};
+  }
+  return is_empty ? 0 : size_bytes;
+}
+
 std::vector<int64_t> strides_of(const stg_tensor_view& view) {
   if (view.strides == nullptr) return row_major_strides(shape_of(view));
   return {view.strides, view.strides + view.num_dims};
@@ -219,18 +230,12 @@ void check_tensor(const stg_tensor& tensor, const std::string& where) {
     throw invalid_argument(where, ": elements of type ", dtype_name(view.dtype),
                            "; known are bool, (u)int8 to 64, float16/32/64, bfloat16 and complex32/64/128");
   }
-  uint64_t size_bytes = element_size_bytes(view.dtype);
-  bool is_empty = false;
   for (int64_t size : shape_of(view)) {
     if (size < 0) throw invalid_argument(where, ": the shape ", shape_text(view), " has a negative size");
-    is_empty = is_empty || size == 0;
   }
-  // Zero sizes don't excuse an overflow of the others: whoever multiplies in another order meets it.
-  for (int64_t size : shape_of(view)) {
-    if (size != 0 && __builtin_mul_overflow(size_bytes, static_cast<uint64_t>(size), &size_bytes)) size_bytes = UINT64_MAX;
-    if (size_bytes > uint64_t{1} << 62) throw invalid_argument(where, ": the shape ", shape_text(view), " needs more than 2^62 bytes");
-  }
-  if (is_empty) return;
+  const std::optional<uint64_t> size_bytes = checked_size_bytes(view.dtype, shape_of(view));
+  if (!size_bytes) throw invalid_argument(where, ": the shape ", shape_text(view), " needs more than 2^62 bytes");
+  if (*size_bytes == 0) return;
   if (view.strides != nullptr) {
     uint64_t span_bytes = element_size_bytes(view.dtype);
     for (int32_t d = 0; d < view.num_dims; ++d) {

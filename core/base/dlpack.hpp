@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,6 +39,9 @@ inline std::span<const int64_t> shape_of(const stg_tensor_view& view) noexcept {
 }
 /// Product of the sizes; of a checked tensor it doesn't overflow.
 int64_t numel(const stg_tensor_view& view) noexcept;
+/// Bytes that a row-major tensor of this shape needs; none if they, or the product of its sizes other than 0, are over 2^62 (zero
+/// sizes don't excuse an overflow of the others: whoever multiplies in another order meets it). Sizes are >= 0.
+std::optional<uint64_t> checked_size_bytes(stg_dtype dtype, std::span<const int64_t> shape) noexcept;
 /// Strides in elements, computed row-major where the tensor has none.
 std::vector<int64_t> strides_of(const stg_tensor_view& view);
 /// Row-major and without gaps; strides of dimensions of size 0 or 1 don't matter.

@@ -177,20 +177,6 @@ Source source_of(std::shared_ptr<disk::OpenFile> file) {
           }};
 }
 
-// The bytes of the data, if the sizes multiply to at most 2^62.
-uint64_t data_size_bytes(const NpyHeader& header, const std::string& where) {
-  uint64_t size_bytes = element_size_bytes(header.dtype);
-  bool is_empty = false;
-  for (int64_t size : header.shape) {
-    is_empty = is_empty || size == 0;
-    if (size != 0 && __builtin_mul_overflow(size_bytes, static_cast<uint64_t>(size), &size_bytes)) size_bytes = UINT64_MAX;
-    if (size_bytes > uint64_t{1} << 62)
-      throw data_loss(where, ": the NPY header is damaged: its shape needs more than 2^62 bytes");
-  }
-  if (header.shape.size() > 64) throw invalid_argument(where, ": ", header.shape.size(), " dimensions; at most 64 are possible");
-  return is_empty ? 0 : size_bytes;
-}
-
 NpyHeader read_header(const Source& source) {
   std::array<unsigned char, 12> start{};
   const uint64_t num_start = std::min<uint64_t>(source.size_bytes, start.size());
@@ -215,7 +201,11 @@ NpyHeader read_header(const Source& source) {
   NpyHeader header;
   DictReader{text, source.where}.read(header);
   header.data_offset_bytes = text_at + text_bytes;
-  header.data_size_bytes = data_size_bytes(header, source.where);
+  if (header.shape.size() > 64)
+    throw invalid_argument(source.where, ": ", header.shape.size(), " dimensions; at most 64 are possible");
+  const std::optional<uint64_t> expected = checked_size_bytes(header.dtype, header.shape);
+  if (!expected) throw data_loss(source.where, ": the NPY header is damaged: its shape needs more than 2^62 bytes");
+  header.data_size_bytes = *expected;
   if (const uint64_t found = source.size_bytes - header.data_offset_bytes; found != header.data_size_bytes) {
     throw data_loss(source.where, ": ", header.data_size_bytes, " bytes of data expected, ", found, " found");
   }

@@ -132,7 +132,7 @@ class HeaderReader {
     out.size_bytes = offsets[1] - offsets[0];
     out.offset_bytes = data_at_ + offsets[0];
     if (out.shape.size() > 64) fail(name, concat("has ", out.shape.size(), " dimensions; at most 64 are possible"));
-    if (shape_size_bytes(out.dtype, out.shape) != out.size_bytes) {
+    if (checked_size_bytes(out.dtype, out.shape) != out.size_bytes) {
       fail(name,
            concat("is promised ", out.size_bytes, " bytes, which is not what its shape of ", dtype_name(out.dtype), " needs"));
     }
@@ -190,18 +190,6 @@ class HeaderReader {
                       });
     if (!fits) fail(name, concat("has a ", key, " that is no list of numbers from 0 to 2^62"));
     return value.get<std::vector<uint64_t>>();
-  }
-
-  // 2^64 - 1, which no file has, where the true size is over 2^62.
-  static uint64_t shape_size_bytes(stg_dtype dtype, const std::vector<int64_t>& shape) {
-    uint64_t size_bytes = element_size_bytes(dtype);
-    bool is_empty = false;
-    for (int64_t size : shape) {
-      is_empty = is_empty || size == 0;
-      if (size != 0 && __builtin_mul_overflow(size_bytes, static_cast<uint64_t>(size), &size_bytes)) return UINT64_MAX;
-      if (size_bytes > uint64_t{1} << 62) return UINT64_MAX;
-    }
-    return is_empty ? 0 : size_bytes;
   }
 
   [[noreturn]] void fail(const std::string& name, const std::string& problem) const {

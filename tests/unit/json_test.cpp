@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/json.hpp"
+
+#include "unit/support.hpp"
+
+using namespace stratagem;
+using namespace stratagem::test;
+
+namespace {
+
+Error refusal(const std::string& text, JsonRules rules = {}) {
+  return error_of([&] { parse_json(text, "the file x", rules); });
+}
+
+}  // namespace
+
+TEST_CASE("JSON is read, in the order of its keys where that is wanted") {
+  CHECK(parse_json(R"({"b": [1, 2.5, null, true], "a": {"é": "ü"}})", "x").dump() == R"({"a":{"é":"ü"},"b":[1,2.5,null,true]})");
+  CHECK(parse_json<nlohmann::ordered_json>(R"({"b": 1, "a": 2})", "x").dump() == R"({"b":1,"a":2})");
+}
+
+TEST_CASE("what is no JSON is refused with its place") {
+  check_error(refusal("{\"a\": 1,\n \"b\": }"), STG_INVALID_ARGUMENT, {"the file x", "line 2", "column 7"});
+  for (const char* text : {"", "{", "{\"a\":1} x", "nan", "{'a': 1}", "[1,]", "\"\xFF\"", "\"\\ud800\""}) {
+    check_error(refusal(text), STG_INVALID_ARGUMENT, {"the file x: not JSON"});
+  }
+}
+
+TEST_CASE("a key that is there twice is refused by its JSON pointer") {
+  check_error(refusal(R"({"seed": 1, "seed": 2})"), STG_INVALID_ARGUMENT, {"the key /seed is there twice"});
+  check_error(refusal(R"({"a": {"b": 1, "c": {}, "b": 1}})"), STG_INVALID_ARGUMENT, {"the key /a/b is there twice"});
+  check_error(refusal(R"({"l": [0, [], {"x": 1}, {"y": 1, "y": 2}]})"), STG_INVALID_ARGUMENT, {"the key /l/3/y is there twice"});
+  check_error(refusal(R"([[1, {"a/b~": 1, "a/b~": 2}]])"), STG_INVALID_ARGUMENT, {"the key /0/1/a~1b~0 is there twice"});
+  check_error(refusal("{\"a\": 1, \"\\u0061\": 2}"), STG_INVALID_ARGUMENT, {"the key /a is there twice"});
+}
+
+TEST_CASE("the same key in different objects is no duplicate") {
+  CHECK(parse_json(R"({"a": {"a": {"a": 1}}, "b": [{"a": 1}, {"a": 2}]})", "x")["b"][1]["a"] == 2);
+}
+
+TEST_CASE("a text nested deeper than allowed is refused before it takes memory for all of it") {
+  CHECK(parse_json(std::string(64, '[') + std::string(64, ']'), "x").is_array());
+  check_error(refusal(std::string(65, '[') + std::string(65, ']')), STG_INVALID_ARGUMENT, {"deeper than 64 levels"});
+  check_error(refusal(std::string(10'000'000, '[')), STG_INVALID_ARGUMENT, {"deeper than 64 levels"});
+  check_error(refusal(R"({"a": [{}]})", {.max_depth = 2}), STG_INVALID_ARGUMENT, {"deeper than 2 levels"});
+}
+
+TEST_CASE("comments are refused unless allowed") {
+  const std::string text = "{ // why\n \"a\": /* how */ 1 }";
+  check_error(refusal(text), STG_INVALID_ARGUMENT, {"not JSON"});
+  CHECK(parse_json(text, "x", {.allow_comments = true})["a"] == 1);
+}
