@@ -100,7 +100,8 @@ bool is_known(stg_dtype dtype) { return dtype.lanes == 1 && dtype_name(dtype).fi
 uint64_t alignment_bytes(stg_dtype dtype) { return element_size_bytes(dtype) / (dtype.code == STG_DTYPE_COMPLEX ? 2 : 1); }
 
 // Copies a strided host tensor into row-major memory, dimension by dimension.
-void copy_rows(char* destination, const char* source, std::span<const int64_t> shape, const int64_t* strides, uint64_t element_bytes) {
+void copy_rows(char* destination, const char* source, std::span<const int64_t> shape, const int64_t* strides,
+               uint64_t element_bytes) {
   if (shape.empty()) {
     std::memcpy(destination, source, element_bytes);
     return;
@@ -224,8 +225,10 @@ void check_tensor(const stg_tensor& tensor, const std::string& where) {
   if (tensor.dlpack_major != STG_DLPACK_MAJOR) {
     throw invalid_argument(where, ": a tensor of DLPack ", tensor.dlpack_major, ".", tensor.dlpack_minor, "; this ABI takes 1.x");
   }
-  if (view.num_dims < 0 || view.num_dims > 64) throw invalid_argument(where, ": ", view.num_dims, " dimensions; 0 to 64 are possible");
-  if (view.num_dims > 0 && view.shape == nullptr) throw invalid_argument(where, ": a null shape with ", view.num_dims, " dimensions");
+  if (view.num_dims < 0 || view.num_dims > 64)
+    throw invalid_argument(where, ": ", view.num_dims, " dimensions; 0 to 64 are possible");
+  if (view.num_dims > 0 && view.shape == nullptr)
+    throw invalid_argument(where, ": a null shape with ", view.num_dims, " dimensions");
   if (!is_known(view.dtype)) {
     throw invalid_argument(where, ": elements of type ", dtype_name(view.dtype),
                            "; known are bool, (u)int8 to 64, float16/32/64, bfloat16 and complex32/64/128");
@@ -243,8 +246,8 @@ void check_tensor(const stg_tensor& tensor, const std::string& where) {
       if (view.strides[d] < 0) throw invalid_argument(where, ": negative stride ", view.strides[d], " in dimension ", d);
       uint64_t reach = 0;
       if (__builtin_mul_overflow(static_cast<uint64_t>(view.shape[d] - 1), static_cast<uint64_t>(view.strides[d]), &reach) ||
-          __builtin_mul_overflow(reach, element_size_bytes(view.dtype), &reach) || __builtin_add_overflow(span_bytes, reach, &span_bytes) ||
-          span_bytes > uint64_t{1} << 62) {
+          __builtin_mul_overflow(reach, element_size_bytes(view.dtype), &reach) ||
+          __builtin_add_overflow(span_bytes, reach, &span_bytes) || span_bytes > uint64_t{1} << 62) {
         throw invalid_argument(where, ": stride ", view.strides[d], " in dimension ", d, " reaches over 2^62 bytes");
       }
     }
@@ -267,12 +270,13 @@ TensorPtr make_strided_tensor(std::shared_ptr<const void> storage, void* data, s
   owned->abi.owner = owned.get();
   owned->abi.deleter = [](stg_tensor* self) { delete static_cast<OwnedTensor*>(self->owner); };
   owned->abi.flags = flags;
-  owned->abi.view = {data, device, static_cast<int32_t>(owned->shape.size()), dtype, owned->shape.data(), owned->strides.data(), 0};
+  owned->abi.view = {data, device, static_cast<int32_t>(owned->shape.size()), dtype, owned->shape.data(), owned->strides.data(),
+                     0};
   return TensorPtr{&owned.release()->abi};
 }
 
-TensorPtr make_tensor(std::shared_ptr<const void> storage, void* data, stg_dtype dtype, std::vector<int64_t> shape, uint64_t flags,
-                      stg_device device) {
+TensorPtr make_tensor(std::shared_ptr<const void> storage, void* data, stg_dtype dtype, std::vector<int64_t> shape,
+                      uint64_t flags, stg_device device) {
   std::vector<int64_t> strides = row_major_strides(shape);
   return make_strided_tensor(std::move(storage), data, dtype, std::move(shape), std::move(strides), flags, device);
 }

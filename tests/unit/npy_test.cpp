@@ -160,7 +160,7 @@ TEST_CASE("what is no NPY file, or of a later version, is refused") {
   check_error(refusal(minor), STG_UNIMPLEMENTED, {"version 1.1"});
 }
 
-TEST_CASE("a header's length is checked before it is believed") {
+TEST_CASE("the length of an array's header is checked before it is believed") {
   const std::string good = npy(dict("<f4", "(1,)"), "1234", 2);
   std::string huge = good;
   for (size_t i = 8; i < 12; ++i) huge[i] = '\xFF';
@@ -169,7 +169,7 @@ TEST_CASE("a header's length is checked before it is believed") {
   check_error(refusal(good.substr(0, 11)), STG_DATA_LOSS, {"the file has 11"});
 }
 
-TEST_CASE("a file that is cut off anywhere is refused") {
+TEST_CASE("an array that is cut off anywhere is refused") {
   const std::string whole = npy(dict("<f4", "(2,)"), bytes<float>({1, 2}));
   for (size_t size = 0; size < whole.size(); ++size) {
     INFO("cut after " << size << " bytes");
@@ -192,7 +192,7 @@ TEST_CASE("a header in other words of Python than NumPy's is refused with its pl
   refused("{'descr': '<f4', 'fortran_order': False, 'shape': 1}", "'('");
   refused("{'descr': '<f4', 'fortran_order': False, 'shape': [1]}", "'('");
   refused("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}", "no tuple of sizes");
-  refused("{'descr': '<f4', 'fortran_order': False, 'shape': (1.0,)}", "')'");
+  refused("{'descr': '<f4', 'fortran_order': False, 'shape': (1.0,)}", "no tuple");
   refused("{'descr': '<f4', 'fortran_order': False, 'shape': (,)}", "no tuple of sizes");
   refused("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} x", "something after");
   refused("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)", "'}'");
