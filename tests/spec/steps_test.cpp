@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// docs/semantics.md, "Gradients": weights, accumulation, clipping.
+// docs/semantics.md, "Gradients": weights, denominators, accumulation, clipping.
+#include <cmath>
+#include <limits>
+
 #include "spec/instance.hpp"
 #include "support/catch.hpp"
 
@@ -9,15 +12,38 @@ using namespace stratagem::test;
 
 namespace {
 
-const std::string sgd = R"("optimizer": {"name": "sgd", "lr": 1})";
-
 std::string config(size_t num_devices, const std::string& more = "") {
-  return "{\"devices\": " + std::to_string(num_devices) + ", " + sgd + more + "}";
+  return concat("{\"devices\": ", num_devices, R"(, "optimizer": {"name": "sgd", "lr": 1})", more, "}");
+}
+
+const std::string lightning = R"(, "options": {"compat": "lightning"})";
+
+// A masked loss: the mean of w*x over the rows whose x isn't 0, with their number as the denominator.
+std::unique_ptr<ToyModel> masked_model(bool as_tensor = false) {
+  std::vector<ToyParameter> parameters{{{"weight"}, {1}, {1}}};
+  return std::make_unique<ToyModel>(parameters, [as_tensor](ToyReplica& replica, const stg_step_context&, const stg_value& batch) {
+    double sum = 0;
+    double count = 0;
+    for (int64_t i = 0; i < num_rows(batch, "x"); ++i) {
+      const double x = element(batch, "x", i);
+      sum += x;
+      count += x != 0 ? 1 : 0;
+    }
+    ToyStep step;
+    step.outputs = scalar(replica.value(0, 0) * sum / count);  // 0/0 without rows
+    if (as_tensor) {
+      step.denominator = scalar(count);
+    } else {
+      step.denominator = count;
+    }
+    step.gradients = {{sum / count}};
+    return step;
+  });
 }
 
 }  // namespace
 
-TEST_CASE("the gradient of unequal shares is that of the whole batch") {
+TEST_CASE("a mean loss over unequal shares has the gradient of the whole batch") {
   const auto model = linear_model();
   Instance instance("data_parallel", config(2));
   instance.setup(*model);
@@ -26,13 +52,373 @@ TEST_CASE("the gradient of unequal shares is that of the whole batch") {
   CHECK(outcome.weights == std::vector<double>{2, 1});
   CHECK(outcome.update.total_weight == 3);
   CHECK(outcome.update.outcome == STG_UPDATE_DONE);
-  CHECK(shape(*find(outcome.outputs.root(), "loss")).empty());
 }
 
-TEST_CASE("with compat lightning it is the mean over the shares") {
-  const auto model = linear_model();
-  Instance instance("data_parallel", config(2, R"(, "options": {"compat": "lightning"})"));
+TEST_CASE("a loss that is a sum has the plain sum of gradients") {
+  std::vector<ToyParameter> parameters{{{"weight"}, {1}, {1}}};
+  ToyModel model(parameters, [](ToyReplica& replica, const stg_step_context&, const stg_value& batch) {
+    double sum = 0;
+    for (int64_t i = 0; i < num_rows(batch, "x"); ++i) sum += element(batch, "x", i);
+    ToyStep step;
+    step.outputs = scalar(replica.value(0, 0) * sum);
+    step.gradients = {{sum}};
+    return step;
+  });
+  model.loss_kind = STG_LOSS_SUM;
+  for (const size_t devices : {1, 2, 3}) {
+    Instance instance("data_parallel", config(devices));
+    instance.setup(model);
+    const StepOutcome outcome = instance.train(batch_of({0, 1, 3}));
+    CHECK(outcome.loss() == 4);
+    CHECK(instance.value("weight") == 1 - 4);
+  }
+}
+
+TEST_CASE("compat lightning takes the mean over the shares that ran") {
+  const auto model = linear_model(1);
+  Instance instance("data_parallel", config(2, lightning));
   instance.setup(*model);
-  instance.train(batch_of({0, 0, 3}));
-  CHECK(instance.value("weight") == -1.5);
+  const StepOutcome outcome = instance.train(batch_of({0, 0, 3}));
+  CHECK(outcome.loss() == 1.5);
+  CHECK(instance.value("weight") == 1 - 1.5);
+}
+
+TEST_CASE("a step's own denominators are the weights") {
+  // 7 of 8 in one share, 2 of 8 in the other: the mean over 9.
+  const std::vector<double> tokens{1, 2, 3, 4, 5, 6, 7, 0, 8, 0, 0, 0, 9, 0, 0, 0};
+  for (const bool as_tensor : {false, true}) {
+    const auto model = masked_model(as_tensor);
+    Instance instance("data_parallel", config(2, R"(, "precision": "64-true")"));
+    instance.setup(*model);
+    const StepOutcome outcome = instance.train(batch_of(tokens));
+    CHECK(outcome.weights == std::vector<double>{7, 2});
+    CHECK(outcome.loss() == Approx(45.0 / 9).epsilon(1e-6));
+    CHECK(instance.value("weight") == Approx(1 - 45.0 / 9).epsilon(1e-12));
+  }
+}
+
+TEST_CASE("a share with denominator 0 contributes nothing, not even a NaN") {
+  const auto model = masked_model();
+  int num_backwards = 0;
+  model->on_backward = [&](ToyReplica&) { ++num_backwards; };
+  Instance instance("data_parallel", config(2));
+  instance.setup(*model);
+  const StepOutcome outcome = instance.train(batch_of({0, 0, 2, 4}));
+  CHECK(outcome.weights == std::vector<double>{0, 2});
+  CHECK(outcome.loss() == 3);
+  CHECK(instance.value("weight") == 1 - 3);
+  CHECK(num_backwards == 1);
+  CHECK(model->num_graphs == 0);
+}
+
+TEST_CASE("a total denominator of 0 skips the update with a warning") {
+  LoggingHost host;
+  const auto model = masked_model();
+  Instance instance("data_parallel", config(2), &host.table);
+  instance.setup(*model);
+  const StepOutcome outcome = instance.train(batch_of({0, 0, 0, 0}));
+  CHECK(outcome.update.outcome == STG_UPDATE_SKIPPED_NO_WEIGHT);
+  CHECK(outcome.update.total_weight == 0);
+  CHECK(instance.value("weight") == 1);
+  CHECK(instance.status().num_updates == 0);
+  REQUIRE(host.messages.size() == 1);
+  CHECK_THAT(host.messages[0], Catch::Contains("denominators"));
+  // The same through the single functions; and the next window is not poisoned.
+  instance.training_step(batch_of({0, 0}));
+  instance.backward(true);
+  CHECK(instance.optimizer_step().outcome == STG_UPDATE_SKIPPED_NO_WEIGHT);
+  instance.train(batch_of({2, 2}));
+  CHECK(instance.value("weight") == 1 - 2);
+}
+
+TEST_CASE("a denominator that is negative, NaN or no number is an error") {
+  for (const double bad : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    const auto model = linear_model();
+    const auto step = model->on_step;
+    model->on_step = [step, bad](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
+      ToyStep made = step(replica, context, batch);
+      made.denominator = bad;
+      return made;
+    };
+    Instance instance("single_device", config(1));
+    instance.setup(*model);
+    CHECK_THAT(error_of([&] { instance.train(batch_of({1})); }).message, Catch::Contains("denominator"));
+    CHECK(instance.value("weight") == 0);
+  }
+}
+
+TEST_CASE("accumulating micro-batches of 5, 5 and 2 equals one batch of 12") {
+  const std::vector<double> x{1, -2, 3, 4, 5, 6, 7, 8, 9, 10, 11, -12};
+  const double mean = 50.0 / 12;
+  for (const size_t devices : {1, 2, 3}) {
+    const auto model = linear_model(0.5);
+    Instance instance("data_parallel", config(devices, R"(, "precision": "64-true")"));
+    instance.setup(*model);
+    instance.accumulate(batch_of({x.begin(), x.begin() + 5}));
+    instance.accumulate(batch_of({x.begin() + 5, x.begin() + 10}));
+    CHECK(instance.status().num_micro_batches == 2);
+    CHECK(instance.value("weight") == 0.5);
+    const StepOutcome outcome = instance.train(batch_of({x.begin() + 10, x.end()}));
+    CHECK(outcome.update.total_weight == 12);
+    CHECK(instance.value("weight") == Approx(0.5 - mean).epsilon(1e-12));
+    CHECK(instance.status().num_micro_batches == 0);
+    CHECK(instance.status().num_updates == 1);
+  }
+}
+
+TEST_CASE("a last window of fewer micro-batches steps with what it has") {
+  // Accumulate 4, x = 1,1,1,1 then 2,4.
+  for (const std::string strategy : {"single_device", "data_parallel"}) {
+    const auto model = linear_model();
+    Instance instance(strategy, config(1));
+    instance.setup(*model);
+    for (int i = 0; i < 3; ++i) instance.accumulate(batch_of({1}));
+    instance.train(batch_of({1}));
+    CHECK(instance.value("weight") == -1);
+    instance.accumulate(batch_of({2}));
+    instance.train(batch_of({4}));
+    CHECK(instance.value("weight") == -4);
+  }
+}
+
+TEST_CASE("clipping acts once, on the whole reduced gradient") {
+  // w in R^2, x = [2,0] and [0,2], accumulate 2, clip norm 0.5.
+  std::vector<ToyParameter> parameters{{{"weight"}, {2}, {0, 0}}};
+  ToyModel model(parameters, [](ToyReplica&, const stg_step_context&, const stg_value& batch) {
+    ToyStep step;
+    step.outputs = scalar(0);
+    step.gradients = {{element(batch, "x", 0), element(batch, "x", 1)}};
+    return step;
+  });
+  const auto row = [](double a, double b) {
+    Dict dict;
+    dict.emplace_back("x", tensor_of({a, b}, {1, 2}));
+    return make_tree(std::move(dict));
+  };
+  for (const std::string strategy : {"single_device", "data_parallel"}) {
+    Instance instance(strategy, config(1));
+    instance.setup(model);
+    instance.accumulate(row(2, 0));
+    const StepOutcome outcome = instance.train(row(0, 2), 1, STG_CLIP_NORM, 0.5);
+    CHECK(outcome.update.gradient_norm == Approx(std::sqrt(2.0)));
+    CHECK(instance.values("weight")[0] == Approx(-0.353553).epsilon(1e-5));
+    CHECK(instance.values("weight")[1] == Approx(-0.353553).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("clipping by norm and by value at half the true size halves the update") {
+  // Linear(32,2) without bias, w = 0.01, x = 0.1, sum loss: each of 64 entries has the gradient 0.1 * rows.
+  std::vector<ToyParameter> parameters{{{"weight"}, {2, 32}, std::vector<double>(64, 0.01)}};
+  ToyModel model(parameters, [](ToyReplica&, const stg_step_context&, const stg_value& batch) {
+    ToyStep step;
+    step.outputs = scalar(0);
+    step.gradients = {std::vector<double>(64, 0.1 * static_cast<double>(num_rows(batch, "x")))};
+    return step;
+  });
+  model.loss_kind = STG_LOSS_SUM;
+  for (const size_t devices : {1, 2}) {
+    for (const uint64_t clip : {STG_CLIP_NORM, STG_CLIP_VALUE}) {
+      Instance instance("data_parallel", config(devices));
+      instance.setup(model);
+      const double true_size = clip == STG_CLIP_NORM ? 0.4 * 8 : 0.4;
+      instance.train(batch_of({1, 1, 1, 1}), 1, clip, true_size / 2);
+      for (const double value : instance.values("weight")) CHECK(value == Approx(0.01 - 0.2).epsilon(1e-5));
+    }
+  }
+}
+
+TEST_CASE("a gradient under the limit is left alone, bitwise") {
+  const auto model = linear_model();
+  Instance instance("single_device", config(1));
+  instance.setup(*model);
+  const StepOutcome outcome = instance.train(batch_of({0.1}), 1, STG_CLIP_NORM, 0.2);
+  CHECK(instance.value("weight") == -static_cast<double>(0.1f));
+  CHECK(outcome.update.gradient_norm == static_cast<double>(0.1f));
+  CHECK(std::isnan(instance.train(batch_of({0.1})).update.gradient_norm));
+}
+
+TEST_CASE("training_step, backward and optimizer_step equal train_batch bitwise") {
+  for (const size_t devices : {1, 2, 3}) {
+    for (const uint64_t clip : {STG_CLIP_NONE, STG_CLIP_NORM, STG_CLIP_VALUE}) {
+      const auto model = linear_model(0.3);
+      const std::string adam = concat("{\"devices\": ", devices, R"(, "optimizer": {"name": "adam"}})");
+      Instance whole("data_parallel", adam);
+      Instance parts("data_parallel", adam);
+      whole.setup(*model);
+      parts.setup(*model);
+      for (int step = 0; step < 5; ++step) {
+        const std::vector<double> first{0.1 * step, 0.7, -0.3, 0.9};
+        const std::vector<double> second{1.1, 0.2 * step, 0.5};
+        whole.accumulate(batch_of(first));
+        const StepOutcome a = whole.train(batch_of(second), 0.01, clip, 0.4);
+        parts.training_step(batch_of(first));
+        CHECK(parts.status().has_graph == 1);
+        parts.backward(false);
+        const StepOutcome b = parts.training_step(batch_of(second));
+        parts.backward(step % 2 == 0);  // the reduction may start in backward, or in optimizer_step
+        const stg_update_result update = parts.optimizer_step(0.01, clip, 0.4);
+        CHECK(a.loss() == b.loss());
+        CHECK(std::memcmp(&a.update.gradient_norm, &update.gradient_norm, sizeof(double)) == 0);
+      }
+      CHECK(model_bytes(whole.export_state()) == model_bytes(parts.export_state()));
+      CHECK(optimizer_bytes(whole.export_state()) == optimizer_bytes(parts.export_state()));
+    }
+  }
+}
+
+TEST_CASE("parameters without a gradient on any replica keep none; on some they count as zero there") {
+  std::vector<ToyParameter> parameters{{{"never"}, {1}, {1}}, {{"sometimes"}, {1}, {1}}, {{"frozen"}, {1}, {1}, STG_PARAMETER_PINNED}};
+  ToyModel model(parameters, [](ToyReplica&, const stg_step_context& context, const stg_value&) {
+    ToyStep step;
+    step.outputs = scalar(0);
+    step.gradients = {{}, {}, {5}};
+    if (context.replica == 1) step.gradients[1] = {2};
+    return step;
+  });
+  // Weight decay would move a parameter that had a gradient of zero.
+  Instance instance("data_parallel", R"({"devices": 2, "optimizer": {"name": "sgd", "momentum": 0.5, "weight_decay": 0.5}})");
+  instance.setup(model);
+  instance.training_step(batch_of({0, 0}));
+  instance.backward(true);
+  const Tree gradients = instance.gradients();
+  CHECK(find(gradients.root(), "never")->type == STG_NONE);
+  CHECK(numbers(*find(gradients.root(), "sometimes")) == std::vector<double>{1});
+  CHECK(find(gradients.root(), "frozen")->type == STG_NONE);
+  instance.optimizer_step();
+  CHECK(instance.value("never") == 1);
+  CHECK(instance.value("sometimes") == 1 - (1 + 0.5));
+  CHECK(instance.value("frozen") == 1);
+  const Tree state = instance.export_state();
+  CHECK(find(*find(*find(state.root(), "optimizer"), "per_parameter"), "never") == nullptr);
+}
+
+TEST_CASE("batch size 1 with two devices trains") {
+  const auto model = linear_model();
+  Instance instance("data_parallel", config(2));
+  instance.setup(*model);
+  for (int i = 0; i < 3; ++i) CHECK(instance.train(batch_of({2})).weights.size() == 1);
+  CHECK(instance.value("weight") == -6);
+}
+
+TEST_CASE("a host's own optimizer reads the reduced gradients and says when parameters changed") {
+  for (const bool has_bind : {true, false}) {
+    const auto model = linear_model(1);
+    if (!has_bind) model->table.bind = nullptr;
+    Instance instance("data_parallel", R"({"devices": 2})");
+    instance.setup(*model);
+    for (int step = 0; step < 2; ++step) {
+      instance.training_step(batch_of({1, 2, 6}));
+      instance.backward(step == 0);
+      CHECK(numbers(*find(instance.gradients().root(), "weight")) == std::vector<double>{3});
+      stg_model_description description = sized<stg_model_description>();
+      check(instance.api.describe_parameters(instance.self, &description));
+      *first_element<float>(description.parameters[0]->tensor->view) -= 0.25f;
+      check(instance.api.parameters_changed(instance.self, nullptr));
+    }
+    CHECK(instance.status().num_micro_batches == 0);
+    // All replicas see the new weight: predicts w * mean.
+    const StepOutcome outcome = instance.validate(batch_of({1, 1}));
+    CHECK(numbers(*find(outcome.outputs.root(), "loss")) == std::vector<double>{0.5, 0.5});
+    const Error error = error_of([&] { instance.optimizer_step(); });
+    CHECK(error.code == STG_FAILED_PRECONDITION);
+    CHECK_THAT(error.message, Catch::Contains("optimizer"));
+  }
+}
+
+TEST_CASE("steps out of order are refused in words") {
+  const auto model = linear_model();
+  Instance instance("data_parallel", config(2));
+  instance.setup(*model);
+  CHECK(error_of([&] { instance.backward(true); }).code == STG_FAILED_PRECONDITION);
+  CHECK(error_of([&] { instance.optimizer_step(); }).code == STG_FAILED_PRECONDITION);
+  CHECK(error_of([&] { instance.gradients(); }).code == STG_FAILED_PRECONDITION);
+  instance.training_step(batch_of({1, 1}));
+  instance.backward(true);
+  CHECK(error_of([&] { instance.backward(true); }).code == STG_FAILED_PRECONDITION);
+  CHECK(error_of([&] { instance.train(batch_of({1, 1})); }).code == STG_FAILED_PRECONDITION);
+  check(instance.api.zero_grad(instance.self, nullptr));
+  CHECK(error_of([&] { instance.optimizer_step(); }).code == STG_FAILED_PRECONDITION);
+  instance.train(batch_of({1, 1}));
+  CHECK(instance.value("weight") == -1);
+}
+
+TEST_CASE("evaluating leaves every weight unchanged, bitwise, and predicts the same rows in the same order") {
+  std::vector<ToyParameter> parameters{{{"weight"}, {1}, {0.3}}};
+  ToyModel model(parameters, [](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
+    CHECK_FALSE(replica.is_training);
+    CHECK((context.flags & STG_STEP_INFERENCE) != 0);
+    CHECK((context.flags & STG_STEP_GRADIENT) == 0);
+    std::vector<double> out;
+    for (int64_t i = 0; i < num_rows(batch, "x"); ++i) out.push_back(replica.value(0, 0) * element(batch, "x", i));
+    ToyStep step;
+    step.outputs = tensor_of(out, {static_cast<int64_t>(out.size())});
+    return step;
+  });
+  std::vector<std::vector<double>> predictions;
+  for (const size_t devices : {1, 2, 3, 7}) {
+    Instance instance("data_parallel", config(devices));
+    instance.setup(model);
+    const std::string before = model_bytes(instance.export_state());
+    predictions.push_back(numbers(instance.predict(batch_of({1, 2, 3, 4, 5})).outputs.root()));
+    CHECK(model_bytes(instance.export_state()) == before);
+  }
+  for (const auto& prediction : predictions) CHECK(prediction == predictions[0]);
+}
+
+TEST_CASE("after each step all replicas' parameters are bitwise equal, shared or not") {
+  for (const bool has_bind : {true, false}) {
+    std::mutex mutex;
+    std::map<int32_t, double> seen;
+    const auto model = linear_model(0.7);
+    if (!has_bind) model->table.bind = nullptr;
+    const auto step = model->on_step;
+    model->on_step = [&, step](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
+      const std::lock_guard lock(mutex);
+      seen[context.replica] = replica.value(0, 0);
+      return step(replica, context, batch);
+    };
+    Instance instance("data_parallel", R"({"devices": 3, "optimizer": {"name": "adamw"}})");
+    instance.setup(*model);
+    for (int i = 0; i < 4; ++i) {
+      instance.train(batch_of({0.1, 0.2, 0.7, 1.3}), 0.1);
+      CHECK(seen.size() == 3);
+      for (const auto& [replica, value] : seen) CHECK(value == seen[0]);
+    }
+  }
+}
+
+TEST_CASE("a moved batch is released once, when its last reader is done") {
+  struct Owner {
+    int num_releases = 0;
+  } owner;
+  const auto model = linear_model();
+  model->reads_batch_in_backward = true;
+  Instance instance("data_parallel", config(2));
+  instance.setup(*model);
+  Tree inner = batch_of({1, 2, 3});
+  stg_tree batch{inner.root(), [](stg_tree* self) { ++static_cast<Owner*>(self->owner)->num_releases; }, &owner};
+  stg_step_args args = sized<stg_step_args>();
+  args.batch = &batch;
+  stg_step_result result = sized<stg_step_result>();
+  check(instance.api.training_step(instance.self, nullptr, &args, &result));
+  const Tree outputs{result.outputs};
+  CHECK(batch.release == nullptr);
+  CHECK(owner.num_releases == 0);
+  instance.backward(true);
+  instance.optimizer_step();
+  CHECK(owner.num_releases == 1);
+}
+
+TEST_CASE("a borrowed batch may be overwritten between training_step and backward") {
+  const auto model = linear_model();
+  Instance instance("data_parallel", config(2));
+  instance.setup(*model);
+  {
+    Tree batch = batch_of({1, 2, 6});
+    instance.training_step(Tree::view(batch.root()));
+    *first_element<float>(find(batch.root(), "x")->as.tensor->view) = 1000;
+  }
+  instance.backward(true);
+  instance.optimizer_step();
+  CHECK(instance.value("weight") == -3);
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "spec/toy_model.hpp"
 
+#include <cstring>
+
 #include "base/structs.hpp"
 #include "strategy/elements.hpp"
 
