@@ -349,8 +349,7 @@ static void a_state_carries_on_in_another_instance(void) {
   if (!open_session(&first, 0, 0, STG_STAGE_FIT)) return;
   make_batch(&b, 8, 1);
   SUCCEEDS(train_on(&first, &b, LR));
-  stg_error* error = the_host.api->export_state(first.strategy, NULL, STG_EXPORT_COPY, &state);
-  if (is_skipped(error, "export_state") || !SUCCEEDS(error)) {
+  if (!SUCCEEDS(the_host.api->export_state(first.strategy, NULL, STG_EXPORT_COPY, &state))) {
     close_session(&first);
     return;
   }

@@ -13,8 +13,10 @@
 /* The probe and the note must agree; both are made of these. */
 #define PLUGIN_NAME "sequential_in_c"
 #define PLUGIN_VERSION "1.0.0"
+#ifndef MIN_MINOR /* a test builds this plugin as one of a later minor */
 #define MIN_MINOR 0
 #define MAX_MINOR 0
+#endif
 #define TEXT_OF_(number) #number
 #define TEXT_OF(number) TEXT_OF_(number)
 

@@ -57,15 +57,3 @@ stg_error* reduce(stg_strategy* strategy, const sets* all, uint64_t op) {
   args.op = op;
   return the_host.api->reduce_gradients(strategy, NULL, &args);
 }
-
-int has_reduce_gradients(void) {
-  stg_strategy* strategy = ready_to_reduce(0);
-  sets* all = new_sets(strategy, 0);
-  if (all == NULL) return 1; /* the tests will say what is wrong */
-  stg_error* error = reduce(strategy, all, STG_REDUCE_MEAN);
-  const int is_absent = is_skipped(error, "reduce_gradients");
-  if (error != NULL && !is_absent) error->release(error);
-  free_sets(all);
-  destroy_strategy(strategy);
-  return !is_absent;
-}

@@ -13,7 +13,6 @@ typedef struct sets {
   uint64_t num_sets;
 } sets;
 
-int has_reduce_gradients(void);
 stg_strategy* ready_to_reduce(uint64_t flags);                  /* null after a failure, which is counted */
 sets* new_sets(stg_strategy* strategy, uint64_t num_gradients); /* borrowed, weight 1, all slots null */
 void free_sets(sets* all);                                      /* and the tensors in the slots */

@@ -23,9 +23,6 @@ int check_at(const char* file, int line, int is_true, const char* format, ...) _
 #define CHECK(condition) check_at(__FILE__, __LINE__, (condition) != 0, "%s", #condition)
 #define CHECK_THAT(condition, ...) check_at(__FILE__, __LINE__, (condition) != 0, __VA_ARGS__)
 
-/* Ends the test at once as skipped: the plugin lacks a function that it needs. Gives 1 back if that is so; the error is released. */
-int is_skipped(stg_error* error, const char* function);
-
 /* Both release the error. 1 if it was what was expected. */
 int succeeds_at(const char* file, int line, stg_error* error, const char* call);
 #define SUCCEEDS(call) succeeds_at(__FILE__, __LINE__, (call), #call)
