@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// docs/semantics.md, "Construction" and "The interface": configs, devices, setup and teardown.
+#include <filesystem>
+#include <thread>
+
+#include "spec/instance.hpp"
+#include "support/catch.hpp"
+
+using namespace stratagem;
+using namespace stratagem::test;
+
+namespace {
+
+std::string refusal(const std::string& strategy, const std::string& config, uint32_t code = STG_INVALID_ARGUMENT) {
+  const Error error = error_of([&] { Instance(strategy, config); });
+  CHECK(error.code == code);
+  return error.message;
+}
+
+std::vector<int32_t> device_indices(Instance& instance) {
+  const stg_device* devices = nullptr;
+  uint64_t num_devices = 0;
+  check(instance.api.devices(instance.self, &devices, &num_devices));
+  std::vector<int32_t> indices;
+  for (uint64_t i = 0; i < num_devices; ++i) {
+    CHECK(devices[i].kind == STG_DEVICE_CPU);
+    indices.push_back(devices[i].index);
+  }
+  return indices;
+}
+
+size_t num_threads() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+}  // namespace
+
+TEST_CASE("the first listed device is the root, and order matters") {
+  Instance instance("data_parallel", R"({"devices": [2, 0, 1]})");
+  CHECK(device_indices(instance) == std::vector<int32_t>{2, 0, 1});
+  stg_ranks ranks = sized<stg_ranks>();
+  check(instance.api.ranks(instance.self, &ranks));
+  CHECK(ranks.global_rank == 0);
+  CHECK(ranks.world_size == 1);
+}
+
+TEST_CASE("devices may be a count or auto") {
+  Instance three("data_parallel", R"({"devices": 3})");
+  CHECK(device_indices(three) == std::vector<int32_t>{0, 1, 2});
+  Instance one("single_device", R"({"devices": "auto"})");
+  CHECK(device_indices(one) == std::vector<int32_t>{0});
+  Instance listed("single_device", R"({"accelerator": "cpu", "devices": [3]})");
+  CHECK(device_indices(listed) == std::vector<int32_t>{3});
+  Instance all("data_parallel", "{}");
+  CHECK(device_indices(all).size() == std::max(1u, std::thread::hardware_concurrency()));
+}
+
+TEST_CASE("every bad value of a config is an error that names its JSON pointer and what would be right") {
+  using Catch::Contains;
+  CHECK_THAT(refusal("data_parallel", R"({"devices": 0})"), Contains("/devices is 0"));
+  CHECK_THAT(refusal("data_parallel", R"({"devices": "all"})"), Contains("/devices") && Contains("auto"));
+  CHECK_THAT(refusal("data_parallel", R"({"devices": []})"), Contains("/devices") && Contains("root"));
+  CHECK_THAT(refusal("data_parallel", R"({"devices": [0, 1, 0]})"), Contains("/devices/2") && Contains("twice"));
+  CHECK_THAT(refusal("data_parallel", R"({"devices": [-1]})"), Contains("/devices/0"));
+  CHECK_THAT(refusal("data_parallel", R"({"devices": 2.5})"), Contains("/devices"));
+  CHECK_THAT(refusal("single_device", R"({"devices": 2})"), Contains("/devices") && Contains("data_parallel"));
+  CHECK_THAT(refusal("single_device", R"({"devices": [0, 1]})"), Contains("/devices"));
+  CHECK_THAT(refusal("single_device", R"({"accelerator": "tpu"})"), Contains("/accelerator") && Contains("cpu"));
+  CHECK_THAT(refusal("single_device", R"({"accelerator": "cuda"})", STG_UNIMPLEMENTED), Contains("/accelerator"));
+  CHECK_THAT(refusal("single_device", R"({"precision": "32"})"), Contains("/precision") && Contains("32-true"));
+  CHECK_THAT(refusal("single_device", R"({"precision": "16-mixed"})", STG_UNIMPLEMENTED), Contains("/precision"));
+  CHECK_THAT(refusal("single_device", R"({"threads": 0})"), Contains("/threads"));
+  CHECK_THAT(refusal("single_device", R"({"seed": -1})"), Contains("/seed"));
+  CHECK_THAT(refusal("single_device", R"({"deterministic": 1})"), Contains("/deterministic"));
+  CHECK_THAT(refusal("single_device", R"({"presicion": "32-true"})"), Contains("/presicion") && Contains("precision"));
+  CHECK_THAT(refusal("data_parallel", R"({"options": {"splitt": "chunk"}})"), Contains("/options/splitt") && Contains("split"));
+  CHECK_THAT(refusal("data_parallel", R"({"options": {"split": "even"}})"), Contains("/options/split") && Contains("balanced"));
+  CHECK_THAT(refusal("single_device", R"({"options": {"split": "chunk"}})"), Contains("/options/split"));
+  CHECK_THAT(refusal("single_device", "[]"), Contains("object"));
+  CHECK_THAT(refusal("single_device", "{"), Contains("JSON"));
+}
+
+TEST_CASE("optimizers' keys and values are checked, and a typo is told its nearest") {
+  using Catch::Contains;
+  const auto optimizer = [](const std::string& text) { return refusal("single_device", "{\"optimizer\": " + text + "}"); };
+  CHECK_THAT(optimizer(R"("sgd")"), Contains("/optimizer"));
+  CHECK_THAT(optimizer("{}"), Contains("/optimizer") && Contains("name"));
+  CHECK_THAT(optimizer(R"({"name": "adamm"})"), Contains("/optimizer/name") && Contains("\"adam\""));
+  CHECK_THAT(optimizer(R"({"name": "sgd", "momentun": 0.9})"), Contains("/optimizer/momentun") && Contains("\"momentum\""));
+  CHECK_THAT(optimizer(R"({"name": "adamw", "momentum": 0.9})"), Contains("/optimizer/momentum"));
+  CHECK_THAT(optimizer(R"({"name": "sgd", "lr": "1e-3"})"), Contains("/optimizer/lr") && Contains("number"));
+  CHECK_THAT(optimizer(R"({"name": "sgd", "weight_decay": -1})"), Contains("/optimizer/weight_decay"));
+  CHECK_THAT(optimizer(R"({"name": "adam", "betas": [0.9]})"), Contains("/optimizer/betas"));
+  CHECK_THAT(optimizer(R"({"name": "adam", "betas": [0.9, 1.0]})"), Contains("/optimizer/betas/1"));
+  CHECK_THAT(optimizer(R"({"name": "sgd", "nesterov": true})"), Contains("/optimizer/nesterov"));
+  CHECK_THAT(optimizer(R"({"name": "adam", "amsgrad": "yes"})"), Contains("/optimizer/amsgrad"));
+}
+
+TEST_CASE("threads start in setup and end in teardown, and setup may follow again") {
+  const auto model = linear_model();
+  Instance instance("data_parallel", R"({"devices": 4, "optimizer": {"name": "sgd"}})");
+  instance.setup(*model);
+  instance.train(batch_of({1, 1, 1, 1}));
+  instance.teardown();
+  const size_t before = num_threads();
+  for (int round = 0; round < 3; ++round) {
+    CHECK(model->num_references == 0);
+    CHECK(model->num_replicas == 0);
+    instance.setup(*model);
+    CHECK(num_threads() == before + 3);
+    CHECK(model->num_replicas == 4);
+    instance.training_step(batch_of({1, 1, 1, 1}));
+    instance.teardown();
+    CHECK(num_threads() == before);
+    CHECK(model->num_graphs == 0);
+    CHECK(instance.status().has_graph == 0);
+  }
+}
+
+TEST_CASE("destroying a live instance ends its threads and lets the model go") {
+  const auto model = linear_model();
+  const size_t before = num_threads();
+  {
+    Instance instance("data_parallel", R"({"devices": 3, "optimizer": {"name": "sgd"}})");
+    instance.setup(*model);
+    instance.training_step(batch_of({1, 1, 1}));
+  }
+  CHECK(num_threads() == before);
+  CHECK(model->num_references == 0);
+  CHECK(model->num_replicas == 0);
+  CHECK(model->num_graphs == 0);
+}
+
+TEST_CASE("a failed setup leaves the instance as before") {
+  const auto model = linear_model();
+  model->table.describe = [](void*, stg_replica* replica, stg_model_description*) -> stg_error* {
+    const bool is_root = reinterpret_cast<ToyReplica*>(replica)->args.replica == 0;
+    return to_abi(invalid_argument("parameter head.weight has no shape yet", is_root ? "" : " (and not on the root)"));
+  };
+  Instance instance("data_parallel", R"({"devices": 2, "optimizer": {"name": "sgd"}})");
+  const Error error = error_of([&] { instance.setup(*model); });
+  CHECK_THAT(error.message, Catch::Contains("head.weight"));
+  CHECK(error.replica == 0);
+  CHECK(instance.status().state == STG_STATE_CREATED);
+  CHECK(model->num_references == 0);
+  CHECK(model->num_replicas == 0);
+  const auto good = linear_model();
+  instance.setup(*good);
+  instance.train(batch_of({1, 1}));
+  CHECK(instance.value("weight") == -1);
+}
+
+TEST_CASE("models that can't be trained here are refused at setup, naming the parameter") {
+  using Catch::Contains;
+  const auto refused = [](ToyModel& model, const std::string& config) {
+    Instance instance("data_parallel", config);
+    return error_of([&] { instance.setup(model); }).message;
+  };
+  const std::string sgd = R"({"devices": 2, "optimizer": {"name": "sgd"}})";
+
+  auto floating = linear_model();
+  floating->parameters[0].flags = STG_PARAMETER_REQUIRES_GRAD;
+  CHECK_THAT(refused(*floating, sgd), Contains("weight") && Contains("in place"));
+
+  auto different = linear_model();
+  different->parameters.push_back({{"extra"}, {2}, {0, 0}});
+  different->table.replicate = [](void* self, const stg_replicate_args* args, stg_replica** out) -> stg_error* {
+    auto& model = *static_cast<ToyModel*>(self);
+    static const auto original = linear_model()->table.replicate;
+    if (args->replica == 1) model.parameters[1].shape = {1};
+    return original(self, args, out);
+  };
+  CHECK_THAT(refused(*different, sgd), Contains("extra") && Contains("replica 1"));
+
+  auto integer = linear_model();
+  integer->parameters[0].dtype = int64;
+  CHECK_THAT(refused(*integer, sgd), Contains("weight") && Contains("int64"));
+
+  auto twice = linear_model();
+  twice->parameters.push_back({{"weight"}, {1}, {0}});
+  CHECK_THAT(refused(*twice, sgd), Contains("weight") && Contains("twice"));
+
+  auto unable = linear_model();
+  unable->table.bind = nullptr;
+  unable->parameters[0].flags = STG_PARAMETER_REQUIRES_GRAD;
+  CHECK_THAT(refused(*unable, R"({"devices": 2})"), Contains("weight") && Contains("bind"));
+
+  auto single = linear_model();
+  single->table.replicate = [](void* self, const stg_replicate_args* args, stg_replica** out) -> stg_error* {
+    static const auto original = linear_model()->table.replicate;
+    stg_replicate_args ignoring = *args;
+    ignoring.floating_dtype = {};
+    return original(self, &ignoring, out);
+  };
+  CHECK_THAT(refused(*single, R"({"devices": 1, "precision": "64-true"})"), Contains("weight") && Contains("float64"));
+}
+
+TEST_CASE("batch_to_device keeps structure and identity; a borrowed batch is copied") {
+  const auto model = linear_model();
+  for (const std::string strategy : {"single_device", "data_parallel"}) {
+    Instance instance(strategy, R"({"devices": 1, "optimizer": {"name": "sgd"}})");
+    instance.setup(*model);
+    const auto to_device = [&](stg_tree* batch, stg_device device) {
+      stg_transfer_args args = sized<stg_transfer_args>();
+      args.batch = batch;
+      args.device = device;
+      stg_tree out{};
+      check(instance.api.batch_to_device(instance.self, nullptr, &args, &out));
+      return Tree{out};
+    };
+    Tree batch = batch_of({1, 2});
+    const void* memory = find(batch.root(), "x")->as.tensor->view.data;
+    const Tree copied = to_device(Tree::view(batch.root()).argument(), no_device);
+    CHECK(find(copied.root(), "x")->as.tensor->view.data != memory);
+    const Tree moved = to_device(batch.argument(), {STG_DEVICE_CPU, 0});
+    CHECK(find(moved.root(), "x")->as.tensor->view.data == memory);
+    CHECK_THAT(error_of([&] { to_device(batch_of({1}).argument(), {STG_DEVICE_CPU, 7}); }).message, Catch::Contains("cpu:7"));
+    CHECK(error_of([&] { to_device(batch_of({1}).argument(), {STG_DEVICE_CUDA, 0}); }).code == STG_UNIMPLEMENTED);
+  }
+}
