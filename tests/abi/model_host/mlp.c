@@ -26,6 +26,8 @@ struct stg_replica {
   stg_tensor* own[MLP_NUM_PARAMETERS];
   stg_tensor shown[MLP_NUM_PARAMETERS];            /* views of own, or of what bind gave */
   const stg_tensor* gradients[MLP_NUM_PARAMETERS]; /* what bind gave, may be null */
+  stg_tensor fixed[MLP_NUM_PARAMETERS];            /* gradients without a deleter, over `memory` */
+  float memory[MLP_NUM_PARAMETERS][MLP_NUM_HIDDEN * MLP_NUM_FEATURES];
   stg_parameter parameters[MLP_NUM_PARAMETERS];
   const stg_parameter* list[MLP_NUM_PARAMETERS];
 };
@@ -317,8 +319,14 @@ static void release_graph(void* self, stg_replica* replica, stg_graph* graph) {
   free(graph);
 }
 
-/* The gradient as a tensor to be moved: a new one, or a handle over the memory that bind gave. */
-static stg_tensor* gradient_tensor(const stg_replica* replica, int p) {
+/* The gradient as a tensor to be moved: a new one, a handle over the memory that bind gave, or one that nobody has to release. */
+static stg_tensor* gradient_tensor(stg_replica* replica, int p) {
+  if (replica->model->no_deleters) {
+    replica->fixed[p] = *replica->own[p];
+    replica->fixed[p].view.data = replica->memory[p];
+    replica->fixed[p].deleter = NULL;
+    return &replica->fixed[p];
+  }
   stg_tensor* made = new_float32(num_dims[p], shapes[p]);
   if (replica->gradients[p] != NULL) {
     made->view.data = replica->gradients[p]->view.data;

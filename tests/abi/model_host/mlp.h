@@ -28,6 +28,7 @@ typedef struct mlp {
   int is_masked;          /* give the mask's sum as denominator */
   int is_sum;             /* the loss is a sum over the rows, and loss_kind says so */
   int64_t null_parameter; /* -1: none; reports null for this one's gradient */
+  int no_deleters;        /* gradients are in the replica's own memory and their deleter is null */
   int only_caller;        /* complain when called on another thread than `caller` */
   pthread_t caller;
   stg_strategy* call_back; /* null: none; its barrier is called from inside a step and must be refused */

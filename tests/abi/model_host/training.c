@@ -249,6 +249,22 @@ static void no_gradient_no_change(void) {
   close_session(&s);
 }
 
+static void null_deleters_are_not_called(void) {
+  session s;
+  weights expected;
+  if (!open_session(&s, 1, 0, STG_STAGE_FIT)) return; /* without bind, so that the gradients stay where the model puts them */
+  s.model.no_deleters = 1;
+  first_weights(&expected);
+  for (int step = 0; step < 3; ++step) {
+    batch b;
+    make_batch(&b, 7, (uint32_t)step);
+    update_reference(&expected, &b, LR);
+    SUCCEEDS(train_on(&s, &b, LR));
+    check_weights(&s, &expected, 1e-6, "after a step");
+  }
+  close_session(&s);
+}
+
 static void nothing_that_counts_skips_the_update(void) {
   session s;
   batch b;
@@ -405,6 +421,7 @@ const test training_tests[] = {
     {"a model's denominators weight its replicas", denominators_weight_the_replicas},
     {"a share in which nothing counts is not read: its NaN goes nowhere", a_share_that_does_not_count_is_not_read},
     {"a parameter whose gradient is null keeps its value", no_gradient_no_change},
+    {"a gradient's deleter may be null", null_deleters_are_not_called},
     {"a batch in which nothing counts skips the update", nothing_that_counts_skips_the_update},
     {"a loss that is a sum is summed", a_sum_is_summed},
     {"evaluation gathers, reduces nothing and changes no weight", evaluation_changes_nothing},
