@@ -16,6 +16,7 @@ static void train_and_compare(int is_plain, uint64_t create_flags) {
   weights expected;
   if (!open_session(&s, is_plain, create_flags, STG_STAGE_FIT)) return;
   s.model.only_caller = (create_flags & STG_CREATE_CALLER_THREAD_ONLY) != 0;
+  if (s.model.only_caller) only_releaser = &s.model.caller;
   first_weights(&expected);
   check_weights(&s, &expected, 0, "before training");
   for (int step = 0; step < 20; ++step) {
@@ -27,6 +28,8 @@ static void train_and_compare(int is_plain, uint64_t create_flags) {
     read_weights_of(&s, &expected); /* each step from equal weights: float32 drifts by itself */
   }
   close_session(&s);
+  CHECK_THAT(num_foreign_releases == 0, "%d deleters and releases ran on another thread", (int)num_foreign_releases);
+  only_releaser = NULL;
 }
 
 static void trains_like_one_device(void) { train_and_compare(0, 0); }
@@ -412,7 +415,8 @@ static void setup_follows_teardown(void) {
 const test training_tests[] = {
     {"training equals a loop without a strategy, step by step", trains_like_one_device},
     {"so it does with a model whose table ends before the optional slots", trains_without_optional_slots},
-    {"with caller_thread_only the model is called on the calling thread only", trains_on_the_calling_thread},
+    {"with caller_thread_only the model is called, and all is released, on the calling thread only",
+     trains_on_the_calling_thread},
     {"train_batch equals training_step, backward and optimizer_step, bitwise", train_batch_equals_three_calls},
     {"micro-batches of 5, 5 and 2 equal one batch of 12", accumulation_equals_the_union},
     {"outputs are gathered in order, the loss is the whole batch's, weights are rows", outputs_are_gathered},

@@ -13,7 +13,8 @@
 #include <time.h>
 
 host the_host;
-int64_t num_live_tensors, num_live_trees;
+int64_t num_live_tensors, num_live_trees, num_foreign_releases;
+const pthread_t* only_releaser;
 
 /* ---- checks ---- */
 
@@ -143,7 +144,13 @@ void destroy_strategy(stg_strategy* strategy) { the_host.api->destroy(strategy);
 
 /* ---- tensors ---- */
 
+static void watch_releaser(void) {
+  const int is_foreign = only_releaser != NULL && !pthread_equal(pthread_self(), *only_releaser);
+  if (is_foreign) __atomic_fetch_add(&num_foreign_releases, 1, __ATOMIC_RELAXED);
+}
+
 static void release_own_tensor(stg_tensor* self) {
+  watch_releaser();
   const int64_t before = __atomic_fetch_sub(&num_live_tensors, 1, __ATOMIC_ACQ_REL);
   if (before <= 0) abort(); /* released more often than made */
   free(self->owner);
@@ -211,6 +218,7 @@ void release_tensor(stg_tensor* tensor) {
 /* ---- trees ---- */
 
 static void release_own_tree(stg_tree* self) {
+  watch_releaser();
   const int64_t before = __atomic_fetch_sub(&num_live_trees, 1, __ATOMIC_ACQ_REL);
   if (before <= 0) abort();
   for (uint32_t i = 0; i < self->root.count; ++i) {

@@ -6,6 +6,7 @@
 #ifndef HOST_H
 #define HOST_H
 
+#include <pthread.h>
 #include <stratagem/abi.h>
 
 /* ---- checks ---- */
@@ -59,6 +60,10 @@ void destroy_strategy(stg_strategy* strategy);
 /* How many tensors and trees made here are alive. Each is released exactly once: a second time is a failure of its own. */
 extern int64_t num_live_tensors;
 extern int64_t num_live_trees;
+
+/* While not null, only this thread may release what was made here; others are counted. */
+extern const pthread_t* only_releaser;
+extern int64_t num_foreign_releases;
 
 stg_tensor* new_tensor(uint8_t code, uint8_t bits, int32_t num_dims, const int64_t* shape); /* zeros */
 stg_tensor* new_float32(int32_t num_dims, const int64_t* shape);
