@@ -27,14 +27,14 @@ typedef struct stg_session stg_session;
 /* How far a run is. Growing. */
 typedef struct stg_progress {
   uint64_t struct_size;
-  uint64_t stage;      /* STG_STAGE_* of what is going on: validation is a part of fit */
-  int64_t epoch;       /* completed */
-  int64_t max_epochs;  /* -1: no limit */
-  int64_t batch;       /* of the epoch or the evaluation, completed */
+  uint64_t stage;     /* STG_STAGE_* of what is going on: validation is a part of fit */
+  int64_t epoch;      /* completed */
+  int64_t max_epochs; /* -1: no limit */
+  int64_t batch;      /* of the epoch or the evaluation, completed */
   int64_t num_batches;
-  int64_t step;        /* updates done */
-  int64_t max_steps;   /* -1: no limit */
-  double loss;         /* the last one that was logged; NaN before the first */
+  int64_t step;      /* updates done */
+  int64_t max_steps; /* -1: no limit */
+  double loss;       /* the last one that was logged; NaN before the first */
 } stg_progress;
 #define STG_PROGRESS_MIN_SIZE 72u
 STG_ASSERT_SIZE(stg_progress, 72);
@@ -57,13 +57,13 @@ STG_ASSERT_SIZE(stg_session_events, 40);
 /* Growing. All strings are borrowed. */
 typedef struct stg_session_args {
   uint64_t struct_size;
-  stg_string config_path;   /* the config's file; empty: config_text is the config */
-  stg_string config_text;   /* JSON with comments */
-  stg_string config_folder; /* what the paths of config_text are relative to; must be absolute */
+  stg_string config_path;      /* the config's file; empty: config_text is the config */
+  stg_string config_text;      /* JSON with comments */
+  stg_string config_folder;    /* what the paths of config_text are relative to; must be absolute */
   const stg_string *overrides; /* lifetime: the call; "a.b=value" texts, the last one wins */
   uint64_t num_overrides;
-  uint64_t stage;        /* STG_STAGE_FIT, STG_STAGE_VALIDATE or STG_STAGE_TEST: what stg_session_run does */
-  stg_string checkpoint; /* a checkpoint, or the folder of a run; fit goes on from it; empty: none */
+  uint64_t stage;                   /* STG_STAGE_FIT, STG_STAGE_VALIDATE or STG_STAGE_TEST: what stg_session_run does */
+  stg_string checkpoint;            /* a checkpoint, or the folder of a run; fit goes on from it; empty: none */
   const stg_session_events *events; /* copied; null: no events */
 } stg_session_args;
 #define STG_SESSION_ARGS_MIN_SIZE 104u

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libstratagem/plugins/loader.hpp"
 
-#include <algorithm>
+#include <deque>
 #include <map>
-#include <memory>
 #include <mutex>
 
 // Without Boost.Filesystem, of which we need nothing.
@@ -43,11 +42,12 @@ Error cannot_open(const fs::path& file, const std::string& what) {
 }
 
 boost::dll::shared_library& open(const fs::path& file) {
+  // Never destroyed, so never unloaded, not even at exit.
+  static auto& handles = *new std::deque<boost::dll::shared_library>;
   try {
     using Mode = boost::dll::load_mode::type;
-    // Leaked: never unloaded.
-    return *new boost::dll::shared_library(
-        file, static_cast<Mode>(boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local));
+    const auto mode = static_cast<Mode>(boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
+    return handles.emplace_back(file, mode);
   } catch (const std::exception& error) {
     throw cannot_open(file, error.what());
   }
@@ -156,7 +156,7 @@ const Factory& find_factory(const Plugin& plugin, const char* kind, const Factor
 
 const Plugin& load_plugin(const fs::path& file) {
   static std::mutex mutex;
-  static std::map<fs::path, const Plugin*> loaded;
+  static auto& loaded = *new std::map<fs::path, const Plugin*>;  // as the handles
   std::error_code error;
   const fs::path path = fs::canonical(file, error);
   if (error) throw not_found("there is no file ", file.string());

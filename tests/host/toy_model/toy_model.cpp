@@ -5,7 +5,8 @@
 //
 //   w          its first value
 //   trace      a file to which each training step appends its samples
-//   raise_at   {"step": n, "signal": s}: raises the signal in the training step after n updates
+//   name       of its weight
+//   raise_at   {"step": n, "signal": s, "times": t, "stage": u}: raises the signal in a step of the stage (0: fit) after n updates
 //   num_classes  targets must lie below it, as a classifier would have it
 #include <stratagem/plugin.h>
 
@@ -27,12 +28,14 @@ using namespace stratagem;
 // Of one replica; its memory may be lent by the strategy (bind).
 struct stg_replica {
   TensorPtr weight;
-  stg_string name = to_abi("weight");
+  std::string name_text;
+  stg_string name{};
   stg_parameter parameter = sized<stg_parameter>();
   const stg_parameter* parameters[1] = {&parameter};
 
   void describe_as(TensorPtr tensor) {
     weight = std::move(tensor);
+    name = to_abi(name_text);
     parameter.names = &name;
     parameter.num_names = 1;
     parameter.tensor = weight.get();
@@ -73,8 +76,9 @@ struct Toy {
     out << "\n";
   }
   void maybe_raise(const stg_step_context& context) const {
-    const nlohmann::json& at = options["raise_at"];
-    if (at.at("step") == context.global_step) std::raise(at.at("signal").get<int>());
+    const nlohmann::json at = options.value("raise_at", nlohmann::json());
+    if (at.is_null() || at.at("step") != context.global_step || at.value("stage", 0u) != context.stage) return;
+    for (int i = 0; i < at.value("times", 1); ++i) std::raise(at.at("signal").get<int>());
   }
 };
 
@@ -102,12 +106,12 @@ void step(const Toy& toy, stg_replica& replica, const stg_step_context& context,
   outputs.emplace_back("loss", scalar(dtype, replica.value() * mean));
   if (context.stage == STG_STAGE_FIT) {
     if (toy.options.contains("trace")) toy.trace(view);
-    if (toy.options.contains("raise_at")) toy.maybe_raise(context);
   } else {
     outputs.emplace_back("mean_x", scalar(dtype, mean));
     outputs.emplace_back("w", scalar(float64, replica.value()));
     outputs.emplace_back("predictions", copy_tensor(view));
   }
+  toy.maybe_raise(context);
   result->outputs = make_tree(std::move(outputs)).give();
   if ((context.flags & STG_STEP_GRADIENT) != 0) result->graph = new stg_graph{mean};
 }
@@ -125,6 +129,7 @@ void fill_table(Toy* toy) {
       auto replica = std::make_unique<stg_replica>();
       TensorPtr weight = allocate_tensor(dtype, {1, 1});
       write_element(weight->view, static_cast<Toy*>(self)->options.value("w", 0.0));
+      replica->name_text = static_cast<Toy*>(self)->options.value("name", "weight");
       replica->describe_as(std::move(weight));
       *out = replica.release();
     });
@@ -172,9 +177,9 @@ stg_error* create(stg_string options, const stg_host*, const stg_model** out) {
 }
 
 constexpr const char* schema = R"({"type": "object", "additionalProperties": false, "properties": {
-  "w": {"type": "number"}, "trace": {"type": "string"}, "num_classes": {"type": "integer", "minimum": 1},
+  "w": {"type": "number"}, "name": {"type": "string"}, "trace": {"type": "string"}, "num_classes": {"type": "integer", "minimum": 1},
   "raise_at": {"type": "object", "additionalProperties": false, "required": ["step", "signal"],
-               "properties": {"step": {"type": "integer"}, "signal": {"type": "integer"}}}}})";
+               "properties": {"step": {"type": "integer"}, "signal": {"type": "integer"}, "times": {"type": "integer"}, "stage": {"type": "integer"}}}}})";
 
 const stg_plugin* plugin() {
   static const stg_model_factory factory = [] {

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which checkpoints there are, which is the newest, which go.
+#include "libstratagem/loop/checkpoints.hpp"
+
+#include "base/disk.hpp"
+#include "base/safetensors.hpp"
+#include "support.hpp"
+
+using namespace stratagem;
+using namespace stratagem::test;
+
+namespace {
+
+/// Writes what a strategy would: a folder with a weights file.
+void save_whole(const std::string& folder) {
+  Storage storage;
+  Transaction transaction = storage.begin(folder);
+  const TensorPtr tensor = allocate_tensor(float32, {16});
+  write_safetensors(transaction, "model.safetensors", {{"w", &tensor->view}});
+  transaction.commit();
+}
+
+void damage(const fs::path& checkpoint) {
+  const std::string whole = read_file(checkpoint / "model.safetensors");
+  write_file(checkpoint / "model.safetensors", whole.substr(0, whole.size() / 2));
+}
+
+struct Run {
+  explicit Run(std::optional<int64_t> keep_last) {
+    config.dir = folder / "run";
+    config.keep_last = keep_last;
+    config.every_n_steps = 1;
+  }
+  TemporaryFolder folder;
+  CheckpointConfig config;
+  std::vector<std::string> warnings;
+
+  Checkpoints open(std::optional<int64_t> resumed_step = {}) {
+    return Checkpoints(config, resumed_step, [this](const std::string& text) { warnings.push_back(text); });
+  }
+  std::vector<std::string> left() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(config.dir)) names.push_back(entry.path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+};
+
+using Names = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("A checkpoint's name holds its step, and only such names are read") {
+  CHECK(checkpoint_name(200) == "step-00000200");
+  CHECK(checkpoint_name(1234567890) == "step-1234567890");
+  CHECK(step_of("step-00000200") == 200);
+  CHECK(step_of("step-1234567890") == 1234567890);
+  for (const char* name :
+       {"step-200", "step-0000020x", "step-", "last", "xstep-00000200", "step--0000001", ".step-00000200.tmp-1-1"}) {
+    INFO(name);
+    CHECK(!step_of(name));
+  }
+}
+
+TEST_CASE("keep_last keeps the newest by number, not by text") {
+  Run run(2);
+  Checkpoints checkpoints = run.open();
+  for (int64_t step = 1; step <= 11; ++step) checkpoints.save(step, save_whole);
+  CHECK(run.left() == Names{"last", "step-00000010", "step-00000011"});
+  CHECK(read_file(run.config.dir / "last") == "step-00000011\n");
+  CHECK(checkpoints.newest() == run.config.dir / "step-00000011");
+}
+
+TEST_CASE("keep_last 1 leaves exactly the newest, also past the number of digits") {
+  Run run(1);
+  Checkpoints checkpoints = run.open();
+  for (const int64_t step : {99999999, 100000000}) checkpoints.save(step, save_whole);
+  CHECK(run.left() == Names{"last", "step-100000000"});
+}
+
+TEST_CASE("Without keep_last all stay") {
+  Run run({});
+  Checkpoints checkpoints = run.open();
+  for (int64_t step = 1; step <= 3; ++step) checkpoints.save(step, save_whole);
+  CHECK(run.left() == Names{"last", "step-00000001", "step-00000002", "step-00000003"});
+}
+
+TEST_CASE("A save that fails leaves the one before, and `last` points to that") {
+  Run run(1);
+  Checkpoints checkpoints = run.open();
+  checkpoints.save(1, save_whole);
+  CHECK(error_of([&] {
+          checkpoints.save(2, [](const std::string&) { throw Error(STG_RESOURCE_EXHAUSTED, "disk full"); });
+        }).message == "disk full");
+  CHECK(run.left() == Names{"last", "step-00000001"});
+  CHECK(read_file(run.config.dir / "last") == "step-00000001\n");
+}
+
+TEST_CASE("A truncated checkpoint and a killed save's leftovers are not counted, and gone after the next save") {
+  Run run(2);
+  for (const char* name : {"step-00000010", "step-00000020", "step-00000030"}) save_whole((run.config.dir / name).string());
+  damage(run.config.dir / "step-00000030");
+  write_file(run.config.dir / ".step-00000025.tmp-99999-1/model.safetensors", "half");
+  Checkpoints checkpoints = run.open(20);
+  REQUIRE(run.warnings.size() == 1);
+  CHECK(run.warnings[0] == Contains{"step-00000030"});
+  CHECK(run.warnings[0] == Contains{"is removed after the next save"});
+  checkpoints.save(21, save_whole);
+  CHECK(run.left() == Names{"last", "step-00000020", "step-00000021"});
+}
+
+TEST_CASE("Another run's checkpoints are neither counted nor removed") {
+  Run run(1);
+  for (const char* name : {"step-00000005", "step-00000400"}) save_whole((run.config.dir / name).string());
+  Checkpoints checkpoints = run.open(5);
+  REQUIRE(run.warnings.size() == 1);
+  CHECK(run.warnings[0] == Contains{"holds 1 checkpoint that this run does not continue"});
+  checkpoints.save(6, save_whole);
+  CHECK(run.left() == Names{"last", "step-00000006", "step-00000400"});
+}
+
+TEST_CASE("A run's folder gives the checkpoint that `last` names, then the others from the highest number down") {
+  const TemporaryFolder folder;
+  for (const char* name : {"step-00000003", "step-00000010", "step-100000000"}) fs::create_directory(folder / name);
+  using Paths = std::vector<fs::path>;
+  CHECK(checkpoint_candidates(folder.path) ==
+        Paths{folder / "step-100000000", folder / "step-00000010", folder / "step-00000003"});
+  write_file(folder / "last", "step-00000010\n");
+  CHECK(checkpoint_candidates(folder.path) ==
+        Paths{folder / "step-00000010", folder / "step-100000000", folder / "step-00000003"});
+  CHECK(checkpoint_candidates(folder / "step-00000003") == Paths{folder / "step-00000003"});
+}
+
+TEST_CASE("A folder that isn't there, or whose `last` names nothing, is told with its absolute path") {
+  const TemporaryFolder folder;
+  const Error none = error_of([&] { checkpoint_candidates(folder / "none"); });
+  CHECK(none.code == STG_NOT_FOUND);
+  CHECK(none.message == "there is no checkpoint folder " + (folder / "none").string());
+  write_file(folder / "last", "step-00000010\n");
+  CHECK(error_of([&] { checkpoint_candidates(folder.path); }).message ==
+        folder.path.string() + " holds no checkpoint; its file \"last\" names step-00000010");
+}
+
+TEST_CASE("A checkpoint's damage is told by its files") {
+  const TemporaryFolder folder;
+  save_whole((folder / "a").string());
+  CHECK(damage_of(folder / "a") == "");
+  damage(folder / "a");
+  CHECK(damage_of(folder / "a") == Contains{"model.safetensors"});
+  fs::create_directory(folder / "b");
+  CHECK(damage_of(folder / "b") == (folder / "b").string() + " is empty");
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The command line as a program: exit codes, what goes to stdout and to stderr. Nothing here needs LibTorch.
+#include <sys/stat.h>
+
+#include "support.hpp"
+
+using namespace stratagem::test;
+
+namespace {
+
+/// A config file that is good but for the strategy, which these tests choose.
+struct Config {
+  Config() {
+    write_samples(folder / "x.npy", {1, 2, 3});
+    save(Json::parse(R"({
+      "strategy": {"name": "none"}, "model": {"kind": "library", "path": "toy.so"}, "optimizer": {"name": "sgd", "lr": 0.1},
+      "data": {"train": {"format": "npy", "inputs": "x.npy"}}})"));
+    fs::copy_file(TEST_PLUGINS "/toy/toy_model.so", folder / "toy.so");
+    chmod((folder / "toy.so").c_str(), 0755);
+  }
+  void save(const Json& json) const { write_file(folder / "c.json", json.dump()); }
+  Finished fit(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words = {"fit", (folder / "c.json").string()};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_stratagem(words);
+  }
+  TemporaryFolder folder;
+};
+
+}  // namespace
+
+TEST_CASE("The option --version tells the version and the ABI's") {
+  const Finished version = run_stratagem({"--version"});
+  CHECK(version.code == 0);
+  CHECK(version.out == "stratagem " STRATAGEM_VERSION " (ABI 1.0)\n");
+}
+
+TEST_CASE("A wrong command line ends with 2, and help with 0") {
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {}, {"train"}, {"fit"}, {"fit", "c.json", "--bogus"}, {"validate", "c.json"}, {"inspect"}, {"plugins", "a", "b"}}) {
+    INFO(Json(words).dump());
+    const Finished wrong = run_stratagem(words);
+    CHECK(wrong.code == 2);
+    CHECK(wrong.out.empty());
+    CHECK(!wrong.err.empty());
+  }
+  CHECK(run_stratagem({"--help"}).code == 0);
+  CHECK(run_stratagem({"fit", "--help"}).out == Contains{"--resume"});
+}
+
+TEST_CASE("A config that is missing, no JSON, or wrong ends with 2 and all of its problems on stderr") {
+  const Config config;
+  CHECK(run_stratagem({"fit", "/nowhere/c.json"}).err ==
+        "error: config: can't read /nowhere/c.json: No such file or directory\n");
+  CHECK(run_stratagem({"fit", "/nowhere/c.json"}).code == 2);
+  const Finished wrong = config.fit({"--set", "optimizer.lr=\"1e-3\"", "--set", "sede=1", "--set", "model.options.ww=1"});
+  CHECK(wrong.code == 2);
+  CHECK(wrong.out.empty());
+  for (const char* part :
+       {"/optimizer/lr: \"1e-3\"", "/sede: unknown key; did you mean \"seed\"?", "/strategy/name: there is no strategy \"none\"",
+        "/model/options/ww: unknown key by the model \"toy\""}) {
+    CHECK(wrong.err == Contains{part});
+  }
+  write_file(config.folder / "c.json", "{");
+  CHECK(config.fit().code == 2);
+  write_file(config.folder / "c.json", R"({"seed": 1, "seed": 2})");
+  CHECK(config.fit().err == Contains{"/seed"});
+  CHECK(config.fit().code == 2);
+}
+
+TEST_CASE("An override may stand before or after the config") {
+  const Config config;
+  const std::string path = (config.folder / "c.json").string();
+  CHECK(run_stratagem({"fit", "--set", "seed=-5", path}).err == Contains{"/seed: -5"});
+  CHECK(run_stratagem({"fit", path, "--set", "seed=-5"}).err == Contains{"/seed: -5"});
+  CHECK(run_stratagem({"fit", "--set", "seed=-5", "--set", "seed=-6", path}).err == Contains{"/seed: -6"});
+}
+
+TEST_CASE("A plugin that was found and can't be loaded, or is refused, ends with 3") {
+  const Config config;
+  write_file(config.folder / "text.so", "x");
+  for (const char* name : {"no_note", "other_major", "no_probe", "refuses", "missing_dependency"}) {
+    fs::copy_file(fs::path(TEST_PLUGINS "/bad") / (std::string(name) + ".so"), config.folder / (std::string(name) + ".so"));
+  }
+  for (const char* name : {"text.so", "no_note.so", "other_major.so", "no_probe.so", "refuses.so", "missing_dependency.so"}) {
+    INFO(name);
+    const Finished refused = config.fit({"--set", std::string("strategy.name=./") + name});
+    CHECK(refused.code == 3);
+    CHECK(refused.err == Contains{(config.folder / name).string()});
+  }
+  const Finished missing = config.fit({"--set", "strategy.name=./missing_dependency.so"});
+  CHECK(missing.err == Contains{"needs libdep.so"});
+  chmod((config.folder / "no_probe.so").c_str(), 0777);
+  CHECK(config.fit({"--set", "strategy.name=./no_probe.so"}).err == Contains{"others can write to it"});
+}
+
+TEST_CASE("A path that names no file ends with 2, with the absolute path") {
+  const Config config;
+  const Finished missing = config.fit({"--set", "strategy.name=./none.so"});
+  CHECK(missing.code == 2);
+  CHECK(missing.err == Contains{"/strategy/path: there is no file " + (config.folder / "none.so").string()});
+}
+
+TEST_CASE("plugins lists what is found and where, what shadows what, and what can't be used") {
+  const TemporaryFolder folder;
+  for (const char* name : {"a", "b"}) {
+    fs::create_directory(folder / name);
+    fs::copy_file(TEST_PLUGINS "/toy/toy_model.so", folder / name / "toy.so");
+  }
+  write_file(folder / "b/text.so", "x");
+  const std::map<std::string, std::string> environment = {
+      {"STRATAGEM_PLUGIN_PATH", (folder / "b").string() + ":" + (folder / "a").string()}};
+  const Json found = run_stratagem({"plugins", "--json"}, "/", environment).json();
+  std::map<std::string, Json> by_path;
+  for (const Json& plugin : found["plugins"]) by_path[plugin["path"]] = plugin;
+  const Json first = by_path.at((folder / "b/toy.so").string());
+  CHECK(first["models"] == Json{"toy"});
+  CHECK(first["shadowed_by"].is_null());
+  CHECK(first["problem"].is_null());
+  CHECK(by_path.at((folder / "a/toy.so").string())["shadowed_by"] == (folder / "b/toy.so").string());
+  CHECK(by_path.at((folder / "b/text.so").string())["problem"].get<std::string>() == Contains{"not an ELF file"});
+  CHECK(found["folders"][0]["path"] == (folder / "b").string());
+  const Finished text = run_stratagem({"plugins"}, "/", environment);
+  CHECK(text.code == 0);
+  CHECK(text.out == Contains{"shadowed by " + (folder / "b/toy.so").string()});
+}
+
+TEST_CASE("plugins searches a config's plugin_path, too") {
+  const Config config;
+  const fs::path toys = config.folder / "toys";
+  fs::create_directory(toys);
+  fs::copy_file(TEST_PLUGINS "/toy/toy_model.so", toys / "toy.so");
+  config.save({{"plugin_path", {"toys"}}});
+  CHECK(run_stratagem({"plugins", (config.folder / "c.json").string(), "--json"}).out == Contains{(toys / "toy.so").string()});
+}
+
+TEST_CASE("inspect prints the note of a file, and of one for another ABI, without loading it") {
+  const Finished toy = run_stratagem({"inspect", TEST_PLUGINS "/toy/toy_model.so", "--json"});
+  CHECK(toy.code == 0);
+  CHECK(toy.json()["models"] == Json{"toy"});
+  CHECK(run_stratagem({"inspect", TEST_PLUGINS "/bad/other_major.so", "--json"}).json()["abi"]["major"] == 2);
+  const Finished none = run_stratagem({"inspect", TEST_PLUGINS "/bad/no_note.so"});
+  CHECK(none.code == 2);
+  CHECK(none.err == Contains{"without a note"});
+  CHECK(run_stratagem({"inspect", "/nowhere.so"}).code == 2);
+}
+
+TEST_CASE("schema prints the config's schema, and a model's options") {
+  const Finished schema = run_stratagem({"schema"});
+  CHECK(Json::parse(schema.out)["title"] == "Stratagem config");
+  const Finished options = run_stratagem({"schema", "--model", "toy"}, "/", {{"STRATAGEM_PLUGIN_PATH", TEST_PLUGINS "/toy"}});
+  CHECK(Json::parse(options.out)["properties"].contains("raise_at"));
+  CHECK(run_stratagem({"schema", "--model", "none"}).code == 2);
+}
+
+TEST_CASE("Output that is no terminal gets no escape sequences and no progress") {
+  const Config config;
+  const Finished wrong = config.fit();
+  CHECK(wrong.err.find('\033') == std::string::npos);
+  CHECK(wrong.err.find('\r') == std::string::npos);
+}

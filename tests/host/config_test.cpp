@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is said about a wrong config: the place, the value, what is wanted, the nearest and the available names; all at once.
+#include "libstratagem/config/config.hpp"
+
+#include "libstratagem/config/overrides.hpp"
+#include "support.hpp"
+
+using namespace stratagem;
+using namespace stratagem::test;
+
+namespace {
+
+/// A config with nothing wrong, and its data.
+struct Good {
+  Good() {
+    write_samples(folder / "x.npy", {1, 2, 3});
+    json = Json::parse(R"({
+      "strategy": {"name": "single_device"}, "model": {"kind": "library", "name": "toy"}, "optimizer": {"name": "sgd", "lr": 0.1},
+      "data": {"train": {"format": "npy", "inputs": "x.npy"}}})");
+  }
+  TemporaryFolder folder;
+  Json json;
+
+  Config read(Problems& problems, const std::vector<std::string>& overrides = {}, Command command = Command::fit) const {
+    return check_config(read_config_text(json.dump(), folder.path, overrides), command, problems);
+  }
+  /// The config, which must have nothing wrong.
+  Config read(const std::vector<std::string>& overrides = {}) const {
+    Problems problems;
+    Config config = read(problems, overrides);
+    CHECK_NOTHROW(problems.raise("config"));
+    return config;
+  }
+};
+
+/// The problems of a config that is good but for one override, as "pointer: text" lines.
+std::string problems_with(const std::string& override_text, Command command = Command::fit) {
+  const Good good;
+  Problems problems;
+  good.read(problems, {override_text}, command);
+  std::string lines;
+  for (const Problem& problem : problems.all()) lines += problem.pointer + ": " + problem.text + "\n";
+  return lines;
+}
+
+}  // namespace
+
+TEST_CASE("A wrong value is answered with its pointer, itself, and what is wanted") {
+  struct Row {
+    const char* override_text;
+    const char* problem;
+  };
+  const Row rows[] = {
+      {"optimizer.lr=\"1e-3\"", "/optimizer/lr: \"1e-3\" is not allowed; wanted: a number, at least 0\n"},
+      {"optimizer.name=adamm",
+       "/optimizer/name: \"adamm\" is not allowed; wanted: \"sgd\", \"adam\" or \"adamw\"; did you mean \"adam\"?\n"},
+      {"optimizer.betas=[0.9]",
+       "/optimizer/betas: [0.9] is not allowed; wanted: a list (each: a number, at least 0, at most 1), at least 2 long, at most "
+       "2 long\n"},
+      {"seed=-1", "/seed: -1 is not allowed; wanted: a whole number, at least 0\n"},
+      {"seed=1.5", "/seed: 1.5 is not allowed; wanted: a whole number, at least 0\n"},
+      {"deterministic=1", "/deterministic: 1 is not allowed; wanted: true or false\n"},
+      {"precision=8-true",
+       "/precision: \"8-true\" is not allowed; wanted: \"32-true\", \"64-true\", \"16-mixed\" or \"bf16-mixed\"; did you mean "
+       "\"32-true\"?\n"},
+      {"trainer.max_steps=0", "/trainer/max_steps: 0 is not allowed; wanted: -1 or a whole number, at least 1\n"},
+      {"trainer.max_steps=1e3", "/trainer/max_steps: 1000.0 is not allowed; wanted: -1 or a whole number, at least 1\n"},
+      {"trainer.max_epochs=-1",
+       "/trainer/max_epochs: -1 here and no /trainer/max_steps: training would never end; set one of them\n"},
+      {"strategy.devices=[0,-1]",
+       "/strategy/devices: [0,-1] is not allowed; wanted: a whole number, at least 1, \"auto\" or a list (each: a whole number, "
+       "at least "
+       "0), at least 1 long\n"},
+      {"strategy=5", "/strategy: 5 is not allowed; wanted: an object\n"},
+      {"scheduler.name=cosin",
+       "/scheduler/name: \"cosin\" is not allowed; wanted: \"constant\", \"step\" or \"cosine\"; did you mean \"cosine\"?\n"},
+      {"scheduler.name=step", "/scheduler/step_size: this key, a whole number, is required by the scheduler \"step\"\n"},
+      {"scheduler={\"name\":\"constant\",\"gamma\":0.5}",
+       "/scheduler/gamma: belongs to the scheduler \"step\", not to \"constant\"\n"},
+      {"data.train.batch_size=0", "/data/train/batch_size: 0 is not allowed; wanted: a whole number, at least 1\n"},
+      {"checkpoint.keep_last=2", "/checkpoint/dir: this key, a text, is required\n"},
+      {"plugin_path=[\"a\",3]", "/plugin_path/1: 3 is not allowed; wanted: a text, at least 1 characters long\n"},
+  };
+  for (const Row& row : rows) {
+    INFO(row.override_text);
+    CHECK(problems_with(row.override_text) == row.problem);
+  }
+}
+
+TEST_CASE("An unknown key is answered with the nearest and the known ones") {
+  CHECK(
+      problems_with("optimzer.lr=1") ==
+      "/optimzer: unknown key; did you mean \"optimizer\"? Available: $schema, checkpoint, data, deterministic, metrics, model, "
+      "optimizer, plugin_path, precision, scheduler, seed, strategy, threads, trainer\n");
+  CHECK(problems_with("strategy.device=2") ==
+        "/strategy/device: unknown key; did you mean \"devices\"? Available: accelerator, devices, name, options, path\n");
+  CHECK(problems_with("data.train.zzzzzzzzzzz=2") ==
+        "/data/train/zzzzzzzzzzz: unknown key; Available: batch_size, format, inputs, limit, shuffle, targets\n");
+}
+
+TEST_CASE("A missing part is named, as the command needs it") {
+  CHECK(problems_with("strategy=null") == "/strategy: this key, an object, is required\n");
+  CHECK(problems_with("model.name=null") == "/model/name: this key or /model/path is required: which model\n");
+  CHECK(problems_with("optimizer=null") == "/optimizer: this key is required to fit, as in {\"name\": \"sgd\", \"lr\": 0.01}\n");
+  CHECK(problems_with("data.train=null") == "/data/train: this key is required to fit\n");
+  CHECK(problems_with("optimizer=null", Command::validate) == "/data/validation: this key is required to validate\n");
+  CHECK(problems_with("optimizer=null", Command::test) == "/data/test: this key is required to test\n");
+}
+
+TEST_CASE("All that is wrong is told at once, each place once") {
+  const Good good;
+  Problems problems;
+  good.read(problems, {"optimizer.lr=x", "sede=1", "trainer.max_step=3", "model.kind=file", "data.train.inputs=nothing.npy"});
+  std::vector<std::string> places;
+  for (const Problem& problem : problems.all()) places.push_back(problem.pointer);
+  std::sort(places.begin(), places.end());
+  CHECK(places == std::vector<std::string>{"/data/train/inputs", "/model/kind", "/optimizer/lr", "/sede", "/trainer/max_step"});
+  const Error error = error_of([&] { problems.raise("the config"); });
+  CHECK(error.code == STG_INVALID_ARGUMENT);
+  CHECK(error.message == Contains{"the config:\n  /"});
+  for (const std::string& place : places) CHECK(error.message == Contains{"\n  " + place + ": "});
+}
+
+TEST_CASE("Null counts as absent, in the file and on the command line") {
+  Good good;
+  good.json["scheduler"] = nullptr;
+  good.json["trainer"] = {{"max_steps", nullptr}, {"max_epochs", nullptr}};
+  const Config config = good.read({"seed=null"});
+  CHECK(config.scheduler.name == "constant");
+  CHECK(config.trainer.max_steps == no_limit);
+  CHECK(config.trainer.max_epochs == 1);
+  CHECK(config.seed == 0);
+  CHECK(!config.json.contains("scheduler"));
+  CHECK(good.read({"scheduler.name=cosine", "scheduler=null"}).scheduler.name == "constant");
+}
+
+TEST_CASE("The command line wins over the file, and the last --set over those before") {
+  Good good;
+  good.json["seed"] = 1;
+  CHECK(good.read().seed == 1);
+  CHECK(good.read({"seed=5"}).seed == 5);
+  CHECK(good.read({"seed=5", "seed=6"}).seed == 6);
+}
+
+TEST_CASE("An override's value is JSON where it is valid JSON, else a text") {
+  const Good good;
+  CHECK(good.read({"optimizer.lr=1e-3"}).lr == 0.001);
+  CHECK(good.read({"strategy.devices=[1,0]"}).json["strategy"]["devices"] == Json({1, 0}));
+  CHECK(good.read({"strategy.name=data_parallel"}).strategy.name == "data_parallel");
+  CHECK(good.read({"strategy.name=\"true\""}).strategy.name == "true");
+  CHECK(good.read({"strategy.options.a.b=a=b"}).strategy.options == Json{{"a", {{"b", "a=b"}}}});
+}
+
+TEST_CASE("A malformed --set is shown with the way it is written") {
+  for (const char* text : {"seed", "=1"}) {
+    Json json = Json::object();
+    CHECK(error_of([&] { apply_overrides(json, {text}); }).message == Contains{"write it as key.key=value"});
+  }
+  Json json = {{"seed", 1}};
+  CHECK(error_of([&] { apply_overrides(json, {"a..b=1"}); }).message == Contains{"an empty key in \"a..b\""});
+  CHECK(error_of([&] { apply_overrides(json, {"seed.x=1"}); }).message == Contains{"\"seed\" is 1, which has no keys"});
+}
+
+TEST_CASE("Comments are allowed, and a key that stands twice is refused with its pointer") {
+  const Json json = read_config_text("{ /* one */ \"seed\": 1 // two\n }", "/", {}).json;
+  CHECK(json == Json{{"seed", 1}});
+  const Error twice = error_of([] { read_config_text(R"({"seed": 1, "seed": 2})", "/", {}); });
+  CHECK(twice.code == STG_INVALID_ARGUMENT);
+  CHECK(twice.message == Contains{"/seed"});
+  CHECK(error_of([] { read_config_text(R"({"a": [{"b": 1, "b": 1}]})", "/", {}); }).message == Contains{"/a/0/b"});
+}
+
+TEST_CASE("A text that is no JSON is told with line and column") {
+  const Error error = error_of([] { read_config_text("{\n  \"seed\": 1,\n  \"x\" 2\n}", "/", {}); });
+  CHECK(error.code == STG_INVALID_ARGUMENT);
+  CHECK(error.message == Contains{"line 3"});
+  CHECK(error_of([] { read_config_text("[1]", "/", {}); }).message == Contains{"a config is a JSON object, not [1]"});
+}
+
+TEST_CASE("Paths are relative to the config's folder, data paths to data.root") {
+  Good good;
+  write_samples(good.folder / "data/y.npy", {1, 2, 3});
+  good.json["checkpoint"] = {{"dir", "runs/../a"}};
+  good.json["metrics"] = {{"path", "/m.jsonl"}};
+  good.json["plugin_path"] = {"p"};
+  good.json["model"] = {{"kind", "library"}, {"name", "./lib/my.so"}};
+  good.json["data"]["root"] = "data";
+  good.json["data"]["train"]["inputs"] = "y.npy";
+  const Config config = good.read();
+  CHECK(config.checkpoint->dir == good.folder / "a");
+  CHECK(*config.metrics == "/m.jsonl");
+  CHECK(config.plugin_path == std::vector<fs::path>{good.folder / "p"});
+  CHECK(config.model.path == good.folder / "lib/my.so");
+  CHECK(config.model.name.empty());
+  CHECK(config.train->inputs == good.folder / "data/y.npy");
+}
+
+TEST_CASE("A path that begins with ~ is refused, and a missing file is told with its absolute path") {
+  CHECK(problems_with("checkpoint.dir=~/r") ==
+        "/checkpoint/dir: \"~/r\": \"~\" is not expanded here; write the whole path (or $HOME, unquoted, in a shell)\n");
+  const Good good;
+  Problems problems;
+  good.read(problems, {"data.train.inputs=none.npy", "data.train.targets=."});
+  REQUIRE(problems.all().size() == 2);
+  CHECK(problems.all()[0].text == "can't read " + (good.folder / "none.npy").string() + ": No such file or directory");
+  CHECK(problems.all()[1].text == Contains{" is a folder; a file is wanted"});
+}
+
+TEST_CASE("With max_steps alone, that is the only limit") {
+  const Good good;
+  CHECK(good.read({"trainer.max_steps=7"}).trainer.max_epochs == no_limit);
+  CHECK(good.read({"trainer.max_steps=7", "trainer.max_epochs=2"}).trainer.max_epochs == 2);
+}
+
+TEST_CASE("A strategy is given the parts of the config that are its affair") {
+  Good good;
+  good.json["precision"] = "64-true";
+  good.json["seed"] = 3;
+  good.json["strategy"] = {{"name", "s"}, {"devices", 2}, {"options", {{"a", 1}}}};
+  CHECK(strategy_config(good.read()) == Json{{"precision", "64-true"},
+                                             {"seed", 3},
+                                             {"devices", 2},
+                                             {"options", {{"a", 1}}},
+                                             {"optimizer", {{"name", "sgd"}, {"lr", 0.1}}}});
+}
+
+TEST_CASE("The example config is valid, and so is a copy of it") {
+  const Json schema = Json::parse(config_schema_text());
+  Problems problems;
+  check_schema(schema, read_config_file(TEST_SOURCE "/host/examples/fashion.json", {}).json, "", "", problems);
+  CHECK_NOTHROW(problems.raise("fashion.json"));
+}
+
+TEST_CASE("A plugin's own schema is checked at its place, and its owner named") {
+  const Json schema = Json::parse(R"({"type": "object", "additionalProperties": false, "required": ["size"],
+    "properties": {"size": {"type": "integer", "exclusiveMinimum": 0}, "mode": {"enum": ["fast", "slow", 3]}}})");
+  Problems problems;
+  check_schema(schema, {{"size", 0}, {"mode", "fats"}, {"sizes", 1}}, "/model/options", " by the model \"m\"", problems);
+  std::map<std::string, std::string> found;
+  for (const Problem& problem : problems.all()) found[problem.pointer] = problem.text;
+  CHECK(found.at("/model/options/size") == "0 is not allowed by the model \"m\"; wanted: a whole number, above 0");
+  CHECK(found.at("/model/options/mode") ==
+        "\"fats\" is not allowed by the model \"m\"; wanted: \"fast\", \"slow\" or 3; did you mean \"fast\"?");
+  CHECK(found.at("/model/options/sizes") == "unknown key by the model \"m\"; did you mean \"size\"? Available: mode, size");
+  CHECK(error_of([&] {
+          check_schema({{"type", 5}}, Json::object(), "", " by the model \"m\"", problems);
+        }).message == Contains{"the schema by the model \"m\" is not valid"});
+}

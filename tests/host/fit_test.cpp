@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The training loop through the command line, under both strategies, on a model whose every number is known.
+#include <csignal>
+
+#include "run.hpp"
+
+using namespace stratagem::test;
+
+namespace {
+
+using Doubles = std::vector<double>;
+
+std::string any_strategy() { return GENERATE("single_device", "data_parallel"); }
+
+}  // namespace
+
+TEST_CASE("fit --json prints one object as its last line, with all that a program wants to know") {
+  Run run(any_strategy());
+  run.config["data"]["validation"] = run.config["data"]["train"];
+  const Finished fit = run.fit();
+  INFO(fit.err);
+  REQUIRE(fit.code == 0);
+  const Json result = fit.json();
+  CHECK(result["strategy"] == run.config["strategy"]["name"]);
+  CHECK(result["devices"] == (run.config["strategy"]["name"] == "single_device" ? Json{"cpu:0"} : Json{"cpu:0", "cpu:1"}));
+  CHECK(result["steps"] == 10);
+  CHECK(result["epochs"] == 1);
+  CHECK(result["train_loss"] == Approx(-87.0));  // sum over x of x * -(0 + ... + x-1), over 10
+  CHECK(result["validation"]["loss"] == Approx(-45 * 4.5));
+  CHECK(!result["validation"].contains("predictions"));
+  CHECK(result["seconds"].get<double>() > 0);
+  CHECK(result["step_ms_median"].get<double>() > 0);
+  CHECK(result["checkpoint"] == (run.folder / "run/step-00000010").string());
+  CHECK(result["interrupted"] == false);
+  CHECK(run.trace() == numbers(0, 9));
+}
+
+TEST_CASE("Without --json a person is told strategy, devices, loss, validation and checkpoint") {
+  Run run("single_device");
+  run.config["data"]["validation"] = run.config["data"]["train"];
+  const Finished fit = run.fit({}, {});
+  CHECK(fit.out == Contains{"strategy    single_device on cpu:0\ntrained     10 steps, 1 epochs in "});
+  CHECK(fit.out == Contains{"\ntrain loss  -87\nvalidation  loss -202.5, mean_x 4.5, w -45\ncheckpoint  " +
+                            (run.folder / "run/step-00000010").string()});
+  CHECK(fit.err == "");
+}
+
+TEST_CASE("A last, shorter window of micro-batches is divided by what is there") {
+  Run run(any_strategy(), {1, 1, 1, 1, 2, 4});
+  run.config["data"]["validation"] = run.config["data"]["train"];
+  REQUIRE(run.fit({"trainer.accumulate_grad_batches=4", "trainer.log_every_n_steps=1"}).code == 0);
+  CHECK(run.values("fit", "loss") == Doubles{0, -3});  // w = -1 after the first update
+  CHECK(run.values("validate", "w") == Doubles{-4});
+}
+
+TEST_CASE("The schedule and the steps count updates, not micro-batches") {
+  Run run(any_strategy(), std::vector<float>(16, 1));
+  REQUIRE(run.fit({"trainer.accumulate_grad_batches=4", "trainer.log_every_n_steps=1", "optimizer.lr=0.4",
+                   R"(scheduler={"name":"constant","warmup_steps":4})"})
+              .code == 0);
+  CHECK(run.values("fit", "step") == Doubles{1, 2, 3, 4});
+  const Doubles rates = run.values("fit", "lr");
+  for (size_t i = 0; i < 4; ++i) CHECK(rates[i] == Approx(0.1 * static_cast<double>(i + 1)));
+}
+
+TEST_CASE("Validation means count samples, over replicas and over a last, smaller batch") {
+  Run run(any_strategy());
+  write_samples(run.folder / "v.npy", {1, 1, 1, 1, 6});
+  run.config["data"]["validation"] = {{"format", "npy"}, {"inputs", "v.npy"}, {"batch_size", 2}};
+  REQUIRE(run.fit({"optimizer.lr=0", "model.options.w=1"}).code == 0);
+  CHECK(run.values("validate", "loss") == Doubles{2});
+}
+
+TEST_CASE("train_loss is the mean over the epoch's samples") {
+  Run run(any_strategy(), {4, 4, 2, 2, 1});
+  const Json result = run.fit({"optimizer.lr=0", "model.options.w=1", "data.train.batch_size=2"}).json();
+  CHECK(result["train_loss"] == Approx(2.6));
+  CHECK(run.values("epoch", "train_loss") == Doubles{2.6});
+}
+
+TEST_CASE("NaN and infinity leave the files strict JSON, as null, with the other fields right") {
+  Run run(any_strategy(), {INFINITY, 1, 1});
+  const Finished fit = run.fit({"trainer.max_steps=2", "trainer.log_every_n_steps=1"});
+  INFO(fit.err);
+  REQUIRE(fit.code == 0);
+  CHECK(fit.json()["train_loss"].is_null());
+  CHECK(fit.json()["steps"] == 2);
+  const std::vector<Json> lines = run.metrics("fit");
+  REQUIRE(lines.size() == 2);
+  CHECK(lines[1]["loss"].is_null());
+  CHECK(lines[1]["lr"] == 1);
+  CHECK(run.position("step-00000002")["loss"]["sum"].is_null());
+}
+
+TEST_CASE("Every n steps means after finished updates n, 2n, ..., for metrics and checkpoints") {
+  Run run(any_strategy(), std::vector<float>(20, 1));
+  REQUIRE(run.fit({"trainer.log_every_n_steps=5", "checkpoint.every_n_steps=10"}).code == 0);
+  CHECK(run.values("fit", "step") == Doubles{5, 10, 15, 20});
+  CHECK(run.checkpoints() == std::vector<std::string>{"last", "step-00000010", "step-00000020"});
+  CHECK(run.position("step-00000010")["step"] == 10);
+  CHECK(run.position("step-00000020")["step"] == 20);
+}
+
+TEST_CASE("The logging interval spans epochs that are shorter than it") {
+  Run run(any_strategy(), {1, 1, 1});
+  REQUIRE(run.fit({"trainer.log_every_n_steps=5", "trainer.max_epochs=5"}).code == 0);
+  CHECK(run.values("fit", "step") == Doubles{5, 10, 15});
+  CHECK(run.metrics("epoch").size() == 5);
+}
+
+TEST_CASE("max_steps is exactly so many updates, also with accumulation, and reads no batch more") {
+  Run run(any_strategy(), {0, 1, 2, 3, 4});
+  const Json result = run.fit({"trainer.accumulate_grad_batches=2", "trainer.max_steps=7", "trainer.max_epochs=100",
+                               "trainer.log_every_n_steps=1"})
+                          .json();
+  CHECK(result["steps"] == 7);
+  CHECK(run.values("fit", "epoch") == Doubles{0, 0, 0, 1, 1, 1, 2});
+  CHECK(run.trace().size() == 12);
+  const Finished zero = run.fit({"trainer.max_steps=0"});
+  CHECK(zero.code == 2);
+  CHECK(zero.err == Contains{"/trainer/max_steps: 0 is not allowed"});
+}
+
+TEST_CASE("Fewer samples than the batch make one batch of what is there; none are refused with the file") {
+  Run run("single_device", {1, 2, 3});
+  REQUIRE(run.fit({"data.train.batch_size=1024", "trainer.max_epochs=2"}).code == 0);
+  CHECK(run.trace() == std::vector<std::string>{"1 2 3", "1 2 3"});
+  write_samples(run.folder / "x.npy", {});
+  const Finished none = run.fit();
+  CHECK(none.code == 2);
+  CHECK(none.err == Contains{"no samples in " + (run.folder / "x.npy").string()});
+}
+
+TEST_CASE("Shuffling depends on the seed and the epoch alone") {
+  Run run("single_device");
+  const std::vector<std::string> shuffled = {"data.train.shuffle=true", "trainer.max_epochs=2", "seed=1"};
+  REQUIRE(run.fit(shuffled).code == 0);
+  CHECK(run.trace() == std::vector<std::string>{"5", "0", "8", "7", "3", "1", "9", "6", "4", "2",
+                                                "6", "2", "8", "7", "4", "5", "9", "3", "0", "1"});
+}
+
+TEST_CASE("Clipping by norm and by value reach the strategy") {
+  Run run(any_strategy(), {8, 8});
+  run.config["data"]["validation"] = run.config["data"]["train"];
+  REQUIRE(run.fit({"trainer.gradient_clip_val=0.5"}).code == 0);
+  CHECK(run.values("validate", "w").at(0) == Approx(-1).epsilon(1e-5));
+  REQUIRE(run.fit({"trainer.gradient_clip_val=0.25", "trainer.gradient_clip_algorithm=value"}).code == 0);
+  CHECK(run.values("validate", "w").at(0) == Approx(-0.5));
+}
+
+TEST_CASE("validate and test evaluate a checkpoint and change nothing") {
+  Run run(any_strategy());
+  run.config["data"]["validation"] = run.config["data"]["train"];
+  run.config["data"]["test"] = run.config["data"]["train"];
+  REQUIRE(run.fit().code == 0);
+  const std::string before = read_file(run.folder / "run/step-00000010/weights.safetensors");
+  const std::vector<std::string> words = {"--json", "--checkpoint", (run.folder / "run").string()};
+  const Json validated = run.command("validate", {}, words).json();
+  CHECK(validated["validation"]["w"] == -45);
+  CHECK(validated["checkpoint"] == (run.folder / "run/step-00000010").string());
+  CHECK(run.command("test", {}, words).json()["test"]["loss"] == Approx(-45 * 4.5));
+  CHECK(read_file(run.folder / "run/step-00000010/weights.safetensors") == before);
+  CHECK(run.trace() == numbers(0, 9));
+  const Finished missing = run.command("validate", {}, {"--checkpoint", (run.folder / "none").string()});
+  CHECK(missing.code == 2);
+  CHECK(missing.err == Contains{"there is no checkpoint folder " + (run.folder / "none").string()});
+}
+
+TEST_CASE("An error of the model in training ends with 1 and says what, where") {
+  Run run(any_strategy());
+  write_file(run.folder / "images", bytes("00 00 08 01 00 00 00 03 01 02 03"));
+  write_file(run.folder / "labels", bytes("00 00 08 01 00 00 00 03 01 00 07"));
+  run.config["data"]["train"] = {{"format", "idx"}, {"inputs", "images"}, {"targets", "labels"}};
+  const Finished fit = run.fit({"model.options.num_classes=2"});
+  CHECK(fit.code == 1);
+  CHECK(fit.out.empty());
+  CHECK(fit.err == Contains{"label 7 at row 0; there are 2 classes"});
+}
+
+TEST_CASE("A device or precision that this version lacks is told before anything is created") {
+  const Run run(any_strategy());
+  const Finished mixed = run.fit({"precision=bf16-mixed"});
+  CHECK(mixed.code == 2);
+  CHECK(mixed.err == Contains{"bf16-mixed"});
+  CHECK(!fs::exists(run.folder / "run"));
+  const Finished options = run.fit({"strategy.options.nothing=1"});
+  CHECK(options.code == 2);
+  CHECK(options.err == Contains{"/strategy/options/nothing: unknown key by the strategy"});
+}
+
+TEST_CASE("A folder that can't be written to is told before training") {
+  const Run run("single_device");
+  write_file(run.folder / "file", "");
+  const Finished dir = run.fit({"checkpoint.dir=file/run"});
+  CHECK(dir.code == 2);
+  CHECK(dir.err == Contains{"/checkpoint/dir: "});
+  const Finished metrics = run.fit({"metrics.path=/proc/none/m.jsonl"});
+  CHECK(metrics.code == 2);
+  CHECK(metrics.err == Contains{"/metrics/path: "});
+  CHECK(run.trace().empty());
+}

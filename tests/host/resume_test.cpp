@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs that end early, and go on: killed, interrupted, with a damaged checkpoint, under another strategy. An unbroken run is what each is
+// compared with.
+#include <csignal>
+
+#include "run.hpp"
+
+using namespace stratagem::test;
+
+namespace {
+
+using Doubles = std::vector<double>;
+
+std::string any_strategy() { return GENERATE("single_device", "data_parallel"); }
+
+/// Has the model raise a signal in the training step after `step` updates.
+std::string raise_at(int64_t step, int signal, int times = 1, int stage = 0) {
+  return "model.options.raise_at=" + Json{{"step", step}, {"signal", signal}, {"times", times}, {"stage", stage}}.dump();
+}
+
+/// The run whose parts the others must add up to.
+void check_as_unbroken(const Run& run, const std::vector<std::string>& settings) {
+  const Run unbroken(run.config["strategy"]["name"]);
+  Run same(run.config["strategy"]["name"]);
+  same.config["data"] = run.config["data"];
+  for (const char* file : {"x.npy"}) fs::copy_file(run.folder / file, same.folder / file, fs::copy_options::overwrite_existing);
+  REQUIRE(same.fit(settings).code == 0);
+  for (const char* stage : {"fit", "epoch", "validate"}) CHECK(run.metrics(stage) == same.metrics(stage));
+  const std::string last = read_file(same.folder / "run/last");
+  CHECK(read_file(run.folder / "run/last") == last);
+  const std::string weights = last.substr(0, last.size() - 1) + "/weights.safetensors";
+  CHECK(read_file(run.folder / "run" / weights) == read_file(same.folder / "run" / weights));
+}
+
+}  // namespace
+
+TEST_CASE("A killed run goes on at the next batch of the same epoch") {
+  Run run(any_strategy());
+  run.config["data"]["validation"] = run.config["data"]["train"];
+  const std::vector<std::string> settings = {"trainer.max_epochs=2", "checkpoint.every_n_steps=3", "trainer.log_every_n_steps=1"};
+  CHECK(run.fit(settings + std::vector<std::string>{raise_at(5, SIGKILL)}).code == 128 + SIGKILL);
+  CHECK(run.trace() == numbers(0, 5));
+  const Finished resumed = run.resume(settings);
+  INFO(resumed.err);
+  REQUIRE(resumed.code == 0);
+  CHECK(run.trace() == numbers(3, 9) + numbers(0, 9));
+  CHECK(resumed.json()["steps"] == 20);
+  CHECK(resumed.json()["validation"]["w"] == -90);
+  check_as_unbroken(run, settings);
+}
+
+TEST_CASE("A run killed after the save at an epoch's end sees the next epoch once") {
+  Run run(any_strategy());
+  const std::vector<std::string> settings = {"trainer.max_epochs=2", "checkpoint.every_n_steps=10",
+                                             "trainer.log_every_n_steps=1"};
+  CHECK(run.fit(settings + std::vector<std::string>{raise_at(12, SIGKILL)}).code == 128 + SIGKILL);
+  run.trace();
+  REQUIRE(run.resume(settings).json()["steps"] == 20);
+  CHECK(run.trace() == numbers(0, 9));
+  check_as_unbroken(run, settings);
+}
+
+TEST_CASE("A shuffled run with momentum and accumulation goes on bitwise as the unbroken one") {
+  Run run(any_strategy(), {0.5, -1.25, 2, 3.75, -4.1F, 0.3F, 7, 1.1F, 0.7F, 9});
+  const std::vector<std::string> settings = {"trainer.max_epochs=4",
+                                             "checkpoint.every_n_steps=3",
+                                             "trainer.log_every_n_steps=1",
+                                             "data.train.shuffle=true",
+                                             "seed=3",
+                                             "data.train.batch_size=3",
+                                             "trainer.accumulate_grad_batches=2",
+                                             "optimizer.momentum=0.9",
+                                             "optimizer.lr=0.1",
+                                             R"(scheduler={"name":"cosine","warmup_steps":2})"};
+  CHECK(run.fit(settings + std::vector<std::string>{raise_at(5, SIGKILL)}).code == 128 + SIGKILL);
+  REQUIRE(run.resume(settings).code == 0);
+  check_as_unbroken(run, settings);
+}
+
+TEST_CASE("A resumed schedule goes on where it was, not further") {
+  Run run("single_device", std::vector<float>(100, 0));
+  const std::vector<std::string> settings = {"trainer.max_steps=100", "checkpoint.every_n_steps=25",
+                                             "trainer.log_every_n_steps=1", R"(scheduler={"name":"cosine"})"};
+  run.fit(settings + std::vector<std::string>{raise_at(30, SIGKILL)});
+  REQUIRE(run.resume(settings).code == 0);
+  CHECK(run.values("fit", "lr").at(25) == Approx(0.853553).epsilon(1e-6));
+  CHECK(run.values("fit", "step").size() == 100);
+}
+
+TEST_CASE("A resume with another rate uses the config's, and says so with both") {
+  Run run(any_strategy());
+  const std::vector<std::string> settings = {"checkpoint.every_n_steps=5", "trainer.log_every_n_steps=1", "optimizer.lr=0.1"};
+  run.fit(settings + std::vector<std::string>{raise_at(7, SIGKILL)});
+  const Finished resumed = run.resume(settings + std::vector<std::string>{"optimizer.lr=0.01"});
+  REQUIRE(resumed.code == 0);
+  CHECK(
+      resumed.err ==
+      Contains{"warning: /optimizer/lr is 0.1 in the checkpoint and 0.01 in the config; the config's is used from update 6 on"});
+  CHECK(run.values("fit", "lr") == Doubles{0.1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01, 0.01, 0.01});
+}
+
+TEST_CASE("Ctrl-C finishes the step, writes a checkpoint and ends with 130; SIGTERM with 143") {
+  const auto [signal, code] = GENERATE(std::pair{SIGINT, 130}, std::pair{SIGTERM, 143});
+  Run run(any_strategy());
+  const std::vector<std::string> settings = {"trainer.max_epochs=2", "trainer.log_every_n_steps=1"};
+  const Finished stopped = run.fit(settings + std::vector<std::string>{raise_at(4, signal)});
+  INFO(stopped.err);
+  CHECK(stopped.code == code);
+  CHECK(stopped.json()["interrupted"] == true);
+  CHECK(stopped.json()["steps"] == 5);
+  CHECK(stopped.json()["checkpoint"] == (run.folder / "run/step-00000005").string());
+  REQUIRE(run.resume(settings).code == 0);
+  CHECK(run.trace() == numbers(0, 9) + numbers(0, 9));
+  check_as_unbroken(run, settings);
+}
+
+TEST_CASE("A second signal ends at once") {
+  Run run("single_device");
+  CHECK(run.fit({raise_at(4, SIGINT, 2)}).code == 130);
+  CHECK(run.trace() == numbers(0, 4));
+  CHECK(run.checkpoints().empty());
+}
+
+TEST_CASE("A run interrupted in validation repeats that validation, and no training") {
+  Run run(any_strategy());
+  run.config["data"]["validation"] = run.config["data"]["train"];
+  const std::vector<std::string> settings = {"trainer.max_epochs=2", "trainer.log_every_n_steps=1"};
+  const Finished stopped = run.fit(settings + std::vector<std::string>{raise_at(10, SIGINT, 1, 1)});
+  CHECK(stopped.code == 130);
+  CHECK(run.position("step-00000010")["validation_pending"] == true);
+  CHECK(run.metrics("validate").empty());
+  run.trace();
+  REQUIRE(run.resume(settings).code == 0);
+  CHECK(run.trace() == numbers(0, 9));
+  check_as_unbroken(run, settings);
+}
+
+TEST_CASE("Resuming a finished run does nothing, and says so") {
+  Run run(any_strategy());
+  const std::string limit = GENERATE("trainer.max_steps=7", "trainer.max_epochs=1");
+  REQUIRE(run.fit({limit}).code == 0);
+  const std::vector<std::string> before = run.checkpoints();
+  const std::string weights = read_file(run.folder / "run" / before.back() / "weights.safetensors"),
+                    metrics = read_file(run.folder / "m.jsonl");
+  run.trace();
+  const Finished again = run.resume({limit});
+  CHECK(again.code == 0);
+  CHECK(again.err == Contains{"nothing to do: /trainer/max_"});
+  CHECK(again.json()["nothing_to_do"].get<std::string>() == Contains{" is reached: "});
+  CHECK(run.trace().empty());
+  CHECK(run.checkpoints() == before);
+  CHECK(read_file(run.folder / "run" / before.back() / "weights.safetensors") == weights);
+  CHECK(read_file(run.folder / "m.jsonl") == metrics);
+}
+
+TEST_CASE("A finished run goes on when its limit is raised") {
+  Run run(any_strategy());
+  const std::vector<std::string> settings = {"trainer.max_epochs=2", "trainer.log_every_n_steps=1"};
+  REQUIRE(run.fit({"trainer.max_epochs=2", "trainer.max_steps=7", "trainer.log_every_n_steps=1"}).code == 0);
+  run.trace();
+  REQUIRE(run.resume(settings).json()["steps"] == 20);
+  CHECK(run.trace() == numbers(7, 9) + numbers(0, 9));
+}
+
+TEST_CASE("A truncated newest checkpoint is told, the one before is used, and the wreck is gone after the next save") {
+  Run run(any_strategy());
+  const std::vector<std::string> settings = {"checkpoint.every_n_steps=2", "checkpoint.keep_last=2", "trainer.max_epochs=2"};
+  run.fit(settings + std::vector<std::string>{raise_at(5, SIGKILL)});
+  REQUIRE(run.checkpoints() == std::vector<std::string>{"last", "step-00000002", "step-00000004"});
+  fs::copy(run.folder / "run/step-00000004", run.folder / "run/step-00000008");
+  const fs::path weights = run.folder / "run/step-00000008/weights.safetensors";
+  fs::resize_file(weights, fs::file_size(weights) / 2);
+  if (GENERATE(false, true)) write_file(run.folder / "run/last", "step-00000008\n");
+  write_file(run.folder / "run/.step-00000006.tmp-1-1/weights.safetensors", "half");
+  run.trace();
+  const Finished resumed = run.resume(settings + std::vector<std::string>{"trainer.max_steps=6"});
+  INFO(resumed.err);
+  REQUIRE(resumed.code == 0);
+  CHECK(resumed.err == Contains{"step-00000008"});
+  CHECK(run.trace() == numbers(4, 5));
+  CHECK(run.checkpoints() == std::vector<std::string>{"last", "step-00000004", "step-00000006"});
+}
+
+TEST_CASE("A damaged checkpoint that was asked for by name ends with 2 and the file") {
+  Run run("single_device");
+  REQUIRE(run.fit().code == 0);
+  const fs::path weights = run.folder / "run/step-00000010/weights.safetensors";
+  fs::resize_file(weights, 10);
+  const Finished resumed = run.resume();
+  CHECK(resumed.code == 2);
+  CHECK(resumed.err == Contains{weights.string()});
+}
+
+TEST_CASE("A checkpoint of another model ends with 2 and the names") {
+  Run run(any_strategy());
+  REQUIRE(run.fit().code == 0);
+  const Finished other = run.resume({"model.options.name=other"});
+  CHECK(other.code == 2);
+  CHECK(other.err == Contains{"weight"});
+  CHECK(other.err == Contains{"other"});
+}
+
+TEST_CASE("A run saved under one strategy goes on under the other") {
+  const auto [from, to] = GENERATE(std::pair{"single_device", "data_parallel"}, std::pair{"data_parallel", "single_device"});
+  Run run(from);
+  run.config["data"]["validation"] = run.config["data"]["train"];
+  const std::vector<std::string> settings = {"trainer.max_epochs=2", "checkpoint.every_n_steps=3"};
+  run.fit(settings + std::vector<std::string>{raise_at(5, SIGKILL)});
+  run.trace();
+  run.config["strategy"] = {{"name", to}, {"accelerator", "cpu"}};
+  const Json result = run.resume(settings).json();
+  CHECK(result["strategy"] == to);
+  CHECK(result["validation"]["w"] == -90);
+  CHECK(run.trace() == numbers(3, 9) + numbers(0, 9));
+}
+
+TEST_CASE("In the middle of an epoch another batch size is refused with both values") {
+  Run run("single_device");
+  run.fit({"checkpoint.every_n_steps=3", raise_at(5, SIGKILL)});
+  const Finished resumed = run.resume({"data.train.batch_size=2"});
+  CHECK(resumed.code == 2);
+  CHECK(resumed.err == Contains{"/data/train/batch_size is 1 in the checkpoint and 2 in the config"});
+}
