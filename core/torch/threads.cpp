@@ -30,4 +30,16 @@ void set_thread_intra_op(int num_threads) {
   if (omp_set_num_threads != nullptr) omp_set_num_threads(num_threads);
 }
 
+IntraOpScope::IntraOpScope(int num_threads) {
+  if (num_threads == 0) return;
+  const int before = at::get_num_threads();
+  if (before == num_threads) return;
+  set_thread_intra_op(num_threads);
+  before_ = before;
+}
+
+IntraOpScope::~IntraOpScope() {
+  if (before_ != 0) set_thread_intra_op(before_);
+}
+
 }  // namespace stratagem

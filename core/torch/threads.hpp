@@ -10,4 +10,16 @@ namespace stratagem {
 /// nothing in a LibTorch that was built without OpenMP.
 void set_thread_intra_op(int num_threads);
 
+/// The same for as long as it lives; then the thread has its number back. 0: as it is.
+class IntraOpScope {
+ public:
+  explicit IntraOpScope(int num_threads);
+  IntraOpScope(const IntraOpScope&) = delete;
+  IntraOpScope& operator=(const IntraOpScope&) = delete;
+  ~IntraOpScope();
+
+ private:
+  int before_ = 0;
+};
+
 }  // namespace stratagem
