@@ -11,7 +11,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <limits>
-#include <regex>
+#include <optional>
 #include <system_error>
 
 namespace stratagem::disk {
@@ -99,9 +99,21 @@ Temporary make_temporary(const fs::path& target, int open_flags, const Create& c
   }
 }
 
-const std::regex& leftover_pattern() {
-  static const std::regex pattern{R"(\.(.+)\.(tmp|old)-[0-9]+-[0-9]+)"};
-  return pattern;
+// The parts of `.<target>.tmp-<pid>-<n>` or `.<target>.old-<pid>-<n>`.
+struct TemporaryName {
+  std::string target;
+  bool is_old = false;
+};
+
+std::optional<TemporaryName> parse_temporary_name(std::string_view name) {
+  for (int number = 0; number < 2; ++number) {
+    const size_t dash = name.find_last_not_of("0123456789");
+    if (dash == std::string_view::npos || dash + 1 == name.size() || name[dash] != '-') return {};
+    name = name.substr(0, dash);
+  }
+  const bool is_old = name.ends_with(".old");
+  if ((!is_old && !name.ends_with(".tmp")) || name.size() < 6 || name.front() != '.') return {};
+  return TemporaryName{std::string(name.substr(1, name.size() - 5)), is_old};
 }
 
 void rename_to(const fs::path& from, const fs::path& to) {
@@ -217,7 +229,7 @@ Temporary make_temporary_folder(const fs::path& target) {
   return make_temporary(target, O_RDONLY | O_DIRECTORY, [](const char* path) { return mkdir(path, 0777); });
 }
 
-bool is_temporary_name(std::string_view name) { return std::regex_match(name.begin(), name.end(), leftover_pattern()); }
+bool is_temporary_name(std::string_view name) { return parse_temporary_name(name).has_value(); }
 
 void move_folder_into_place(const fs::path& folder, const fs::path& target) {
   if (!is_there(target)) {
@@ -288,12 +300,12 @@ std::vector<std::string> remove_leftovers(const fs::path& folder) {
   std::error_code error;
   for (fs::directory_iterator it{folder, error}; !error && it != fs::directory_iterator{}; it.increment(error)) {
     const std::string name = it->path().filename().native();
-    std::smatch parts;
-    if (!std::regex_match(name, parts, leftover_pattern())) continue;
+    const std::optional<TemporaryName> parts = parse_temporary_name(name);
+    if (!parts) continue;
     const FileDescriptor descriptor{open(it->path().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW)};
     if (descriptor.number() < 0 || try_lock(descriptor, it->path()) != Lock::held) continue;
-    const fs::path target = folder / parts[1].str();
-    const bool put_back = parts[2] == "old" && !is_there(target) && rename(it->path().c_str(), target.c_str()) == 0;
+    const fs::path target = folder / parts->target;
+    const bool put_back = parts->is_old && !is_there(target) && rename(it->path().c_str(), target.c_str()) == 0;
     if (!put_back) remove_quietly(it->path());
     found.push_back(name);
   }

@@ -62,6 +62,14 @@ double read_one(T bits, stg_dtype dtype) {
 
 }  // namespace
 
+// Without this, the sanitizers end the program where malloc would return null.
+extern "C" __attribute__((visibility("default"), used)) const char* __asan_default_options() {
+  return "allocator_may_return_null=1";
+}
+extern "C" __attribute__((visibility("default"), used)) const char* __tsan_default_options() {
+  return "allocator_may_return_null=1";
+}
+
 TEST_CASE("the first element lies at data + byte_offset, in and out") {
   Raw<float> raw{{10, 11, 12, 13}, float32, {3}};
   raw.abi.view.byte_offset = 4;

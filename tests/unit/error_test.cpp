@@ -41,12 +41,17 @@ std::string text_of(const stg_error& error) { return std::string(stratagem::text
 
 }  // namespace
 
+// Both kinds: with one of them left, a sanitizer's would be paired with ours.
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  return out_of_memory ? nullptr : std::malloc(size == 0 ? 1 : size);
+}
 void* operator new(std::size_t size) {
-  void* memory = out_of_memory ? nullptr : std::malloc(size == 0 ? 1 : size);
+  void* memory = operator new(size, std::nothrow);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 TEST_CASE("an error crosses the ABI and back with all its parts") {

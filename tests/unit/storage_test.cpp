@@ -430,6 +430,18 @@ TEST_CASE("leftovers of ended processes are removed, those of living ones are no
   CHECK(disk::remove_leftovers(folder / "none").empty());
 }
 
+TEST_CASE("only names that a temporary is given are taken for one") {
+  for (const char* name : {".a.tmp-1-0", ".a.b.tmp-12-34", ".a.old-1-2", "..tmp-1.tmp-1-2", ".a-1-1.tmp-5-6"}) {
+    INFO(name);
+    CHECK(disk::is_temporary_name(name));
+  }
+  for (const char* name : {"", "a.tmp-1-2", ".tmp-1-2", "..tmp-1-2", ".a.tmp-1", ".a.tmp-1-", ".a.tmp--1", ".a.tmp-1-2x",
+                           ".a.tmp1-2", ".a.bak-1-2", ".atmp-1-2", "-1-2", "1", ".a.tmp-x-2"}) {
+    INFO(name);
+    CHECK_FALSE(disk::is_temporary_name(name));
+  }
+}
+
 TEST_CASE("a folder that was moved aside is put back where nothing took its place, and removed where something did") {
   const TemporaryFolder folder;
   fs::create_directory(folder / ".a.old-5-5");
