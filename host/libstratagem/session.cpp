@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <cmath>
 #include <cstring>
 
 #include "base/disk.hpp"
@@ -30,15 +29,6 @@ uint64_t stage_of(Command command) {
 const Plugin& plugin_of(Offer offer, const LibraryConfig& config, const std::vector<fs::path>& folders) {
   if (config.path) return load_plugin(*config.path);
   return load_plugin(Catalogue(folders).find(offer, config.name).path);
-}
-
-/// A number, or null where JSON has none.
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
-
-Json numbers(const std::map<std::string, double>& values) {
-  Json result = Json::object();
-  for (const auto& [name, value] : values) result[name] = number(value);
-  return result;
 }
 
 /// Runs `body`; what an error in it means is said by `codes`: {code, code as which it leaves}.
@@ -206,10 +196,10 @@ Json Session::fit() {
   const FitResult fit = loop.run();
   Json result = {{"steps", fit.steps},
                  {"epochs", fit.epochs},
-                 {"train_loss", number(fit.train_loss)},
-                 {"validation", numbers(fit.validation)},
+                 {"train_loss", fit.train_loss},
+                 {"validation", fit.validation},
                  {"seconds", fit.seconds},
-                 {"step_ms_median", number(fit.step_ms_median)},
+                 {"step_ms_median", fit.step_ms_median},
                  {"checkpoint", fit.checkpoint ? Json(fit.checkpoint->string()) : Json(nullptr)},
                  {"interrupted", fit.interrupted}};
   if (!fit.nothing_to_do.empty()) {
@@ -233,7 +223,7 @@ Json Session::evaluate_once() {
     return !events_.stop_requested();
   };
   const Evaluation evaluation = evaluate(*strategy_, *evaluation_, batch_size, stage_of(command_), 0, go_on);
-  return {{test ? "test" : "validation", numbers(evaluation.metrics)},
+  return {{test ? "test" : "validation", evaluation.metrics},
           {"checkpoint", checkpoint_.empty() ? Json(nullptr) : Json(checkpoint_.string())},
           {"interrupted", evaluation.stopped}};
 }

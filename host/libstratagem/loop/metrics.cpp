@@ -2,7 +2,6 @@
 #include "libstratagem/loop/metrics.hpp"
 
 #include <chrono>
-#include <cmath>
 #include <cstring>
 
 #include "base/error.hpp"
@@ -43,7 +42,7 @@ std::string metrics_line(int64_t step, int64_t epoch, const std::string& stage, 
   for (const auto& [name, value] : values) {
     // A model's metric may have the name of one of ours.
     const std::string key = line.contains(name) || name == "time" ? "model/" + name : name;
-    line[key] = std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+    line[key] = value;  // the library writes null for what is not finite
   }
   line["time"] = time_s;
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
