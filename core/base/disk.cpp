@@ -232,14 +232,18 @@ Temporary make_temporary_folder(const fs::path& target) {
 bool is_temporary_name(std::string_view name) { return parse_temporary_name(name).has_value(); }
 
 void move_folder_into_place(const fs::path& folder, const fs::path& target) {
-  if (!is_there(target)) {
-    rename_to(folder, target);
-    return sync_folder(parent_of(target));
+  for (;;) {
+    // Replaces nothing but an empty folder.
+    if (rename(folder.c_str(), target.c_str()) == 0) return sync_folder(parent_of(target));
+    if (errno == ENOTDIR) {
+      throw Error{STG_ALREADY_EXISTS, concat("can't replace ", fs::absolute(target).native(), " by a folder: it is none")};
+    }
+    if (errno != ENOTEMPTY && errno != EEXIST) throw errno_error(errno, concat("rename ", folder.native(), " to"), target);
+    if (exchange(folder, target)) break;
+    if (errno == ENOENT) continue;  // somebody removed it just now
+    if (errno == EINVAL || errno == ENOSYS || errno == EXDEV) return replace_folder_in_two_steps(folder, target);
+    throw errno_error(errno, concat("exchange ", folder.native(), " with"), target);
   }
-  if (!is_folder(target)) {
-    throw Error{STG_ALREADY_EXISTS, concat("can't replace ", fs::absolute(target).native(), " by a folder: it is none")};
-  }
-  if (!exchange(folder, target)) return replace_folder_in_two_steps(folder, target);
   try {
     sync_folder(parent_of(target));
   } catch (...) {
@@ -287,7 +291,10 @@ void remove(const fs::path& path) {
   if (is_folder(path)) {
     // Not file by file under its own name: killed in between, half a checkpoint would be left.
     doomed = name_beside(path, "tmp");
-    rename_to(path, doomed);
+    if (rename(path.c_str(), doomed.c_str()) != 0) {
+      if (errno == ENOENT) return;  // somebody else removed it just now
+      throw errno_error(errno, concat("rename ", path.native(), " to"), doomed);
+    }
     sync_folder(parent_of(path));
   }
   std::error_code error;

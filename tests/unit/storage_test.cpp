@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <csignal>
 #include <functional>
+#include <mutex>
 #include <set>
 #include <thread>
 
@@ -50,6 +51,25 @@ std::vector<std::string> names_in(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator{folder}) names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
   return names;
+}
+
+// Runs `body` in threads of their own at the same time; what they throw fails the test.
+void in_threads(int num_threads, const std::function<void(int)>& body) {
+  std::mutex mutex;
+  std::vector<std::string> errors;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < num_threads; ++t) {
+    threads.emplace_back([&, t] {
+      try {
+        body(t);
+      } catch (const Error& error) {
+        const std::scoped_lock lock{mutex};
+        errors.push_back(error.message);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(errors == std::vector<std::string>{});
 }
 
 enum class Ended { killed, reached_its_end, cant_trace };
@@ -453,25 +473,32 @@ TEST_CASE("a folder that was moved aside is put back where nothing took its plac
   CHECK(read_file(folder / "a/f") == "1");
 }
 
-TEST_CASE("several threads write one checkpoint, and several checkpoints of one name") {
+TEST_CASE("several threads write one checkpoint") {
   const TemporaryFolder folder;
   const Storage storage;
   Transaction transaction = storage.begin(folder / "shared");
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] {
-      for (int i = 0; i < 50; ++i)
-        transaction.write("all", static_cast<uint64_t>(t * 50 + i), std::string(1, static_cast<char>('a' + t)).data(), 1);
-      save(storage, folder / "raced", std::to_string(t));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_threads(4, [&](int t) {
+    const std::string letter(1, static_cast<char>('a' + t));
+    for (int i = 0; i < 50; ++i) transaction.write("all", static_cast<uint64_t>(t * 50 + i), letter.data(), 1);
+  });
   transaction.commit();
   CHECK(storage.read_text(folder / "shared/all") ==
         std::string(50, 'a') + std::string(50, 'b') + std::string(50, 'c') + std::string(50, 'd'));
-  content_of(storage, folder / "raced");
-  disk::remove_leftovers(folder.path());
-  CHECK(names_in(folder.path()) == std::vector<std::string>{"raced", "shared"});
+}
+
+TEST_CASE("several threads save and remove checkpoints of one name, and each finds its way") {
+  const TemporaryFolder folder;
+  const Storage storage;
+  for (int round = 0; round < 20; ++round) {
+    const std::string path = folder / concat("step-", round);
+    in_threads(4, [&](int t) {
+      save(storage, path, std::to_string(t));
+      if (t < 2) storage.remove(path);
+      save(storage, path, std::to_string(t));
+    });
+    content_of(storage, path);
+  }
+  CHECK(names_in(folder.path()).size() == 20);
 }
 
 TEST_CASE("a storage of the host's that lacks a function is used as far as it goes") {
