@@ -42,7 +42,8 @@ Bytes from_hex(const std::string& text, const std::string& where) {
   };
   if (text.size() % 2 != 0) throw data_loss(where, " has an odd number of hexadecimal digits");
   Bytes bytes;
-  for (size_t i = 0; i < text.size(); i += 2) bytes.data.push_back(static_cast<uint8_t>(digit(text[i]) * 16 + digit(text[i + 1])));
+  for (size_t i = 0; i < text.size(); i += 2)
+    bytes.data.push_back(static_cast<uint8_t>(digit(text[i]) * 16 + digit(text[i + 1])));
   return bytes;
 }
 
@@ -86,7 +87,8 @@ class Loader {
   Checkpoint run() {
     document_ = parse_json<json>(storage_.read_text(where_), where_);
     const json& format = at(document_, "format", "");
-    if (format != checkpoint_format) throw unimplemented(where_, " has the format ", format.dump(), "; this version reads ", checkpoint_format);
+    if (format != checkpoint_format)
+      throw unimplemented(where_, " has the format ", format.dump(), "; this version reads ", checkpoint_format);
     Dict state;
     state.emplace_back("format", int64_t{STG_STATE_FORMAT});
     state.emplace_back("model", read_model());
@@ -145,7 +147,8 @@ class Loader {
     Dict per_parameter;
     for (const SafetensorsFile::Entry& entry : file.entries()) {
       const size_t dot = entry.name.rfind('.');
-      if (dot == std::string::npos) throw data_loss(file.path(), ": the tensor ", entry.name, " has no name of a slot (<parameter>.<slot>)");
+      if (dot == std::string::npos)
+        throw data_loss(file.path(), ": the tensor ", entry.name, " has no name of a slot (<parameter>.<slot>)");
       const std::string name = entry.name.substr(0, dot);
       if (per_parameter.empty() || per_parameter.back().first != name) per_parameter.emplace_back(name, Dict{});
       std::get<Dict>(per_parameter.back().second.data).emplace_back(entry.name.substr(dot + 1), file.read(entry));
@@ -185,7 +188,8 @@ void save_checkpoint(const Tree& state, const Host& host, const std::string& pat
   document["host"] = parse_host_json(host_json);
   const Storage storage(host.storage());
   Transaction transaction = storage.begin(path);
-  document["files"][weights_file] = describe_file(write_safetensors(transaction, weights_file, model_tensors(root), {{"format", "pt"}}));
+  document["files"][weights_file] =
+      describe_file(write_safetensors(transaction, weights_file, model_tensors(root), {{"format", "pt"}}));
   document["aliases"] = json::object();
   const stg_value& aliases = *find(root, "aliases");
   for (uint32_t e = 0; e < aliases.count; ++e) {
@@ -193,7 +197,8 @@ void save_checkpoint(const Tree& state, const Host& host, const std::string& pat
   }
   document["optimizer"] = nullptr;
   if (const stg_value& optimizer = *find(root, "optimizer"); optimizer.type == STG_DICT) {
-    document["files"][optimizer_file] = describe_file(write_safetensors(transaction, optimizer_file, optimizer_tensors(optimizer), {{"format", "pt"}}));
+    document["files"][optimizer_file] =
+        describe_file(write_safetensors(transaction, optimizer_file, optimizer_tensors(optimizer), {{"format", "pt"}}));
     document["optimizer"] = {{"name", std::string(text_of(*find(optimizer, "name")))}, {"step", find(optimizer, "step")->as.i64}};
   }
   document["generators"] = json::array();

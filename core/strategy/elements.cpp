@@ -20,8 +20,8 @@ std::vector<std::pair<int64_t, int64_t>> sorted_steps(const stg_tensor_view& vie
   return steps;
 }
 
-void copy_strided(char* to, const int64_t* to_strides, const char* from, const int64_t* from_strides, std::span<const int64_t> shape,
-                  int64_t element_bytes) {
+void copy_strided(char* to, const int64_t* to_strides, const char* from, const int64_t* from_strides,
+                  std::span<const int64_t> shape, int64_t element_bytes) {
   if (shape.empty()) {
     std::memcpy(to, from, static_cast<size_t>(element_bytes));
     return;
@@ -31,8 +31,8 @@ void copy_strided(char* to, const int64_t* to_strides, const char* from, const i
     return;
   }
   for (int64_t i = 0; i < shape[0]; ++i) {
-    copy_strided(to + i * to_strides[0] * element_bytes, to_strides + 1, from + i * from_strides[0] * element_bytes, from_strides + 1,
-                 shape.subspan(1), element_bytes);
+    copy_strided(to + i * to_strides[0] * element_bytes, to_strides + 1, from + i * from_strides[0] * element_bytes,
+                 from_strides + 1, shape.subspan(1), element_bytes);
   }
 }
 
@@ -95,8 +95,8 @@ void copy_elements(const stg_tensor_view& destination, const stg_tensor_view& so
     std::memcpy(first_element<>(destination), first_element<>(source), static_cast<size_t>(numel(source) * element_bytes));
     return;
   }
-  copy_strided(first_element<char>(destination), strides_of(destination).data(), first_element<char>(source), strides_of(source).data(),
-               shape_of(source), element_bytes);
+  copy_strided(first_element<char>(destination), strides_of(destination).data(), first_element<char>(source),
+               strides_of(source).data(), shape_of(source), element_bytes);
 }
 
 void store_floating(void* at, stg_dtype dtype, double value) {

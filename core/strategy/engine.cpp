@@ -97,7 +97,8 @@ Tree Engine::batch_to_device(const Call&, Tree batch, stg_device target, int64_t
   // All devices are the CPU; a borrowed batch must not be aliased by what goes out.
   size_t replica = 0;
   if (target.kind != STG_DEVICE_NONE) {
-    if (target.kind != STG_DEVICE_CPU) throw unimplemented("batch_to_device: ", device_name(target), "; this plugin knows only the cpu");
+    if (target.kind != STG_DEVICE_CPU)
+      throw unimplemented("batch_to_device: ", device_name(target), "; this plugin knows only the cpu");
     while (replica < options_.devices.size() && options_.devices[replica].index != target.index) ++replica;
     if (replica == options_.devices.size()) {
       std::vector<std::string> known;
@@ -133,7 +134,9 @@ void Engine::reduce_gradients(const Call& call, const std::vector<stg_gradient_s
 
 // ---- state
 
-Tree Engine::export_state(const Call&, uint64_t flags) { return export_training_state(training_, (flags & STG_EXPORT_COPY) != 0); }
+Tree Engine::export_state(const Call&, uint64_t flags) {
+  return export_training_state(training_, (flags & STG_EXPORT_COPY) != 0);
+}
 
 ImportReport Engine::import_state(const Call&, Tree state, uint64_t flags) {
   ImportReport report = import_training_state(*training_, state.root(), (flags & STG_IMPORT_STRICT) != 0);

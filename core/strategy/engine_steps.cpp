@@ -9,41 +9,11 @@
 // made of the same parts, so that both ways give the same bits.
 #include <ATen/Parallel.h>
 
-#include <cmath>
-
 #include "base/dlpack.hpp"
-#include "strategy/elements.hpp"
-#include "strategy/engine.hpp"
-#include "strategy/gather.hpp"
+#include "strategy/engine_step.hpp"
 #include "torch/threads.hpp"
 
 namespace stratagem {
-
-// One batch on its way through the replicas.
-struct Engine::Step {
-  Shares shares;
-  stg_step_context context{};
-  std::optional<stg_value> borrowed_batch;  // the host's memory, which outputs must not alias
-  size_t num_shares = 0;
-  // By share; each written by its worker.
-  std::vector<double> weights;        // rows or denominator: what the loop weighs metrics with
-  std::vector<double> scales;         // of the loss in backward
-  std::vector<char> has_denominator;
-  // Serial.
-  bool is_sum = false;
-  double divisor = 0;                 // of the scaled losses and gradients
-  Tree outputs;
-
-  bool detects_anomalies() const { return (context.flags & STG_STEP_DETECT_ANOMALY) != 0; }
-  StepResult result() { return {std::move(outputs), weights}; }
-};
-
-// One update of the parameters.
-struct Engine::Update {
-  stg_update_args args{};
-  UpdateResult result;
-  bool is_skipped = false;
-};
 
 namespace {
 
@@ -71,180 +41,6 @@ class CallerThreads {
 
 }  // namespace
 
-// ---- the parts
-
-Engine::StepPtr Engine::begin_step(StepArgs args, uint32_t stage, uint64_t context_flags) {
-  if (args.announced != 0) throw not_found("there is no announced batch with the ticket ", args.announced);
-  auto step = std::make_shared<Step>();
-  if (args.batch.borrowed()) step->borrowed_batch = args.batch.root();
-  ReplicaSlot& root = training_->replicas.root();
-  const stg_model& table = root.model().model().table();
-  if (table.split != nullptr && options_.devices.size() > 1) {
-    std::vector<stg_tree> filled(options_.devices.size());
-    uint64_t num_filled = 0;
-    root.guarded("split", [&] {
-      check(table.split(root.model().model().self(), root.model().get(), args.batch.argument(), filled.size(), filled.data(), &num_filled));
-      if (num_filled == 0 || num_filled > filled.size()) {
-        throw invalid_argument("the model's split filled ", num_filled, " shares; 1 to ", filled.size(), " are possible");
-      }
-      for (uint64_t i = 0; i < num_filled; ++i) {
-        Tree share{filled[i]};
-        validate(share.root(), "share");
-        step->shares.num_rows.push_back(static_cast<double>(batch_rows(share.root()).value_or(1)));
-        step->shares.trees.push_back(cast_floating(std::move(share), options_.floating_dtype));
-      }
-    });
-  } else {
-    step->shares = split_batch(std::move(args.batch), {options_.devices.size(), options_.split_in_chunks, options_.floating_dtype});
-  }
-  if (stage == STG_STAGE_FIT && step->shares.has_rows && step->shares.num_rows[0] == 0) {
-    throw invalid_argument("the batch has no rows; training needs at least one");
-  }
-  if (!step->shares.has_rows && options_.devices.size() > 1 && !std::exchange(warned_of_unsplit_batch_, true)) {
-    host_.warn("a batch without a tensor to split runs on the root alone (said once)");
-  }
-  step->num_shares = step->shares.trees.size();
-  step->weights.resize(step->num_shares);
-  step->scales.resize(step->num_shares);
-  step->has_denominator.resize(step->num_shares);
-  step->context = sized<stg_step_context>();
-  step->context.num_replicas = static_cast<int32_t>(options_.devices.size());
-  step->context.stage = stage;
-  step->context.flags = static_cast<uint32_t>(context_flags | ((args.flags & STG_BATCH_DETECT_ANOMALY) != 0 ? STG_STEP_DETECT_ANOMALY : 0));
-  step->context.batch_index = args.batch_index;
-  step->context.dataloader_index = args.dataloader_index;
-  step->context.global_step = args.global_step;
-  return step;
-}
-
-void Engine::forward(Step& step, size_t worker) {
-  if (worker >= step.num_shares) return;
-  Replicas& replicas = training_->replicas;
-  ReplicaSlot& slot = replicas[worker];
-  const bool is_training = step.context.stage == STG_STAGE_FIT;
-  slot.guarded("forward", [&] {
-    if (worker == 0 && is_training) replicas.save_buffers();
-    slot.forward(step.context, std::move(step.shares.trees[worker]));
-    step.weights[worker] = resolve_weight(step, worker, slot.step);
-    if (!is_training) return;
-    const stg_value& loss = find_loss(slot.step.outputs.root());
-    if (step.detects_anomalies() && has_nan(loss.as.tensor->view)) throw Error{STG_OUT_OF_RANGE, "the loss is NaN"};
-    if (!slot.step.graph) throw invalid_argument("the model's step kept no graph though STG_STEP_GRADIENT was set");
-  });
-}
-
-double Engine::resolve_weight(Step& step, size_t worker, const ModelStep& model_step) const {
-  const stg_value& denominator = model_step.denominator;
-  double weight = step.shares.num_rows[worker];
-  step.has_denominator[worker] = denominator.type != STG_NONE;
-  switch (denominator.type) {
-    case STG_NONE:
-      break;
-    case STG_INT64:
-    case STG_BOOL:
-      weight = static_cast<double>(denominator.as.i64);
-      break;
-    case STG_DOUBLE:
-      weight = denominator.as.f64;
-      break;
-    case STG_TENSOR:
-      check_tensor(*denominator.as.tensor, "the denominator");
-      if (numel(denominator.as.tensor->view) != 1) {
-        throw invalid_argument("the denominator has the shape ", shape_text(denominator.as.tensor->view), "; it must be 0-dim");
-      }
-      weight = read_element(denominator.as.tensor->view, 0);
-      break;
-    default:
-      throw invalid_argument("the denominator is a ", type_name(denominator.type), "; it must be none, a number or a 0-dim tensor");
-  }
-  if (!std::isfinite(weight) || weight < 0) throw invalid_argument("the denominator is ", weight, "; it must be finite and at least 0");
-  const bool is_sum = training_->replicas.root().description.loss_kind == STG_LOSS_SUM && denominator.type == STG_NONE;
-  step.scales[worker] = options_.lightning || is_sum ? 1 : weight;
-  return weight;
-}
-
-// What the losses of this step add up to, by docs/semantics.md, "Gradients".
-void Engine::finish_forward(Step& step) {
-  const bool has_sum_loss = training_->replicas.root().description.loss_kind == STG_LOSS_SUM;
-  if (has_sum_loss && !options_.lightning) {
-    step.is_sum = step.has_denominator[0] == 0;
-    for (size_t i = 1; i < step.num_shares; ++i) {
-      if ((step.has_denominator[i] == 0) != step.is_sum) {
-        throw invalid_argument("replica ", i, step.is_sum ? " reported a denominator, replica 0 none" : " reported no denominator, replica 0 one",
-                               "; with a loss that is a sum all shares must do alike");
-      }
-    }
-  }
-  step.divisor = 0;
-  for (const double scale : step.scales) step.divisor += scale;
-  if (step.is_sum) step.divisor = 1;
-  gather(step);
-}
-
-void Engine::gather(Step& step) {
-  std::vector<Tree> outputs;
-  for (size_t i = 0; i < step.num_shares; ++i) outputs.push_back(std::move(training_->replicas[i].step.outputs));
-  TensorPtr loss;
-  if (step.context.stage == STG_STAGE_FIT && gathers_outputs_) {
-    std::vector<const stg_value*> losses;
-    for (const Tree& tree : outputs) losses.push_back(&find_loss(tree.root()));
-    loss = combine_losses(losses, step.scales, step.divisor);
-  }
-  if (!gathers_outputs_) {
-    step.outputs = std::move(outputs[0]);
-    if (step.borrowed_batch) step.outputs = without_aliases(std::move(step.outputs), *step.borrowed_batch);
-    return;
-  }
-  step.outputs = gather_outputs(std::move(outputs), {options_.lightning});
-  if (loss) step.outputs = with_loss(std::move(step.outputs), std::move(loss));
-}
-
-void Engine::backward_replica(Step& step, size_t worker) {
-  if (worker >= step.num_shares) return;
-  ReplicaSlot& slot = training_->replicas[worker];
-  slot.guarded("backward", [&] { slot.backward(step.scales[worker], step.detects_anomalies()); });
-}
-
-void Engine::add_to_window(Step& step) {
-  if (window_.num_micro_batches > 0 && window_.is_sum != step.is_sum) {
-    throw invalid_argument("this micro-batch reported ", step.is_sum ? "no denominators" : "denominators", ", the earlier ones of the window did otherwise");
-  }
-  window_.is_sum = step.is_sum;
-  window_.num_micro_batches += 1;
-  window_.divisor = step.is_sum ? 1 : window_.divisor + step.divisor;
-  for (const double weight : step.weights) window_.total_weight += weight;
-  num_micro_batches_.store(window_.num_micro_batches);
-}
-
-void Engine::begin_reduction() { training_->gradients->begin(training_->replicas, window_.divisor); }
-
-void Engine::apply_update(Update& update, size_t worker) {
-  if (update.is_skipped) return;
-  ReducedGradients& gradients = *training_->gradients;
-  try {
-    if (update.args.clip == STG_CLIP_NORM && !(update.result.gradient_norm <= update.args.clip_limit)) {
-      gradients.scale(worker, update.args.clip_limit / update.result.gradient_norm);
-    } else if (update.args.clip == STG_CLIP_VALUE) {
-      gradients.clamp(worker, update.args.clip_limit);
-    }
-    training_->optimizer->update(worker, update.args.lr);
-  } catch (...) {
-    // Part of the parameters has been written: nobody can tell which.
-    Error error = describe_exception(std::current_exception());
-    error.message = "the update failed half-way, the weights are lost: " + error.message;
-    error.flags = STG_ERROR_INSTANCE_DRAINING;
-    throw error;
-  }
-}
-
-void Engine::finish_update(Update& update) {
-  if (update.is_skipped) return;
-  training_->optimizer->finish_update();
-  training_->replicas.mark_parameters_dirty();
-  training_->num_updates += 1;
-  update.result.outcome = STG_UPDATE_DONE;
-}
-
 // ---- lists of parts
 
 void Engine::add_buffer_phase(Phases& phases) {
@@ -268,7 +64,8 @@ void Engine::add_reduction_phases(Phases& phases, const UpdatePtr& update) {
                       if (!measures) finish_update(*update);
                     }});
   if (!measures) return;
-  phases.push_back({"update", [this, update](size_t worker) { apply_update(*update, worker); }, [this, update] { finish_update(*update); }});
+  phases.push_back(
+      {"update", [this, update](size_t worker) { apply_update(*update, worker); }, [this, update] { finish_update(*update); }});
 }
 
 // The update of gradients that are reduced already.
@@ -277,7 +74,8 @@ void Engine::add_update_phases(Phases& phases, const UpdatePtr& update) {
     phases.push_back({"norm", [this](size_t worker) { training_->gradients->measure(worker); },
                       [this, update] { update->result.gradient_norm = training_->gradients->norm(); }});
   }
-  phases.push_back({"update", [this, update](size_t worker) { apply_update(*update, worker); }, [this, update] { finish_update(*update); }});
+  phases.push_back(
+      {"update", [this, update](size_t worker) { apply_update(*update, worker); }, [this, update] { finish_update(*update); }});
 }
 
 // After an error nothing of the window is left: no half-reduced gradient reaches an optimizer.
@@ -315,7 +113,9 @@ StepResult Engine::evaluation_step(const Call& call, StepArgs args, uint32_t sta
   const bool borrows = args.batch.borrowed();
   const StepPtr step = begin_step(std::move(args), stage, STG_STEP_INFERENCE);
   const CallerThreads threads(threads_per_replica_);
-  workers_->run(call, {{"forward", [this, step](size_t worker) { forward(*step, worker); }, [this, step] { gather(*step); }, true}}, borrows);
+  workers_->run(call,
+                {{"forward", [this, step](size_t worker) { forward(*step, worker); }, [this, step] { gather(*step); }, true}},
+                borrows);
   return step->result();
 }
 
@@ -328,7 +128,8 @@ StepResult Engine::training_step(const Call& call, StepArgs args) {
   StepPtr step;
   run_or_clean_up([&] {
     step = begin_step(std::move(args), STG_STAGE_FIT, STG_STEP_GRADIENT);
-    Phases phases{{"forward", [this, step](size_t worker) { forward(*step, worker); }, [this, step] { finish_forward(*step); }, true}};
+    Phases phases{
+        {"forward", [this, step](size_t worker) { forward(*step, worker); }, [this, step] { finish_forward(*step); }, true}};
     add_buffer_phase(phases);
     workers_->run(call, std::move(phases));
   });
@@ -340,7 +141,8 @@ StepResult Engine::training_step(const Call& call, StepArgs args) {
 void Engine::backward(const Call& call, uint64_t flags) {
   if (!waiting_step_) throw failed_precondition("backward without a graph: call training_step first");
   if (training_->gradients->are_complete()) {
-    throw failed_precondition("backward after the window's gradients were reduced: call optimizer_step, parameters_changed or zero_grad first");
+    throw failed_precondition(
+        "backward after the window's gradients were reduced: call optimizer_step, parameters_changed or zero_grad first");
   }
   const StepPtr step = waiting_step_;
   if ((flags & STG_BATCH_DETECT_ANOMALY) != 0) step->context.flags |= STG_STEP_DETECT_ANOMALY;
@@ -369,7 +171,9 @@ Engine::UpdatePtr Engine::begin_update(const stg_update_args& args) const {
 
 void Engine::check_optimizer() const {
   if (!training_->optimizer) {
-    throw failed_precondition("an update without an \"optimizer\" in the config: use gradients and parameters_changed with the host's own, or configure one");
+    throw failed_precondition(
+        "an update without an \"optimizer\" in the config: use gradients and parameters_changed with the host's own, or "
+        "configure one");
   }
 }
 
@@ -407,7 +211,8 @@ StepResult Engine::train_batch(const Call& call, StepArgs args, UpdateResult& up
   const bool is_last = args.update.has_value();
   if (is_last) check_optimizer();
   if (training_->gradients->are_complete()) {
-    throw failed_precondition("train_batch after the window's gradients were reduced: call optimizer_step, parameters_changed or zero_grad first");
+    throw failed_precondition(
+        "train_batch after the window's gradients were reduced: call optimizer_step, parameters_changed or zero_grad first");
   }
   waiting_step_.reset();
   has_graph_.store(false);
@@ -477,7 +282,8 @@ Tree Engine::gradients(const Call& call) {
     Value gradient;
     if (const stg_tensor* tensor = reduced.tensor(p)) {
       const stg_tensor_view& view = tensor->view;
-      gradient = make_strided_tensor(training_, view.data, view.dtype, {view.shape, view.shape + view.num_dims}, strides_of(view), 0, view.device);
+      gradient = make_strided_tensor(training_, view.data, view.dtype, {view.shape, view.shape + view.num_dims}, strides_of(view),
+                                     0, view.device);
     }
     dict.emplace_back(root.parameter_infos[p].names[0], std::move(gradient));
   }

@@ -65,12 +65,15 @@ class Gatherer {
 
  private:
   [[noreturn]] static void fail(const KeyPath& path, size_t replica, const std::string& here, const std::string& there) {
-    Error error = invalid_argument("the outputs differ at ", path.text(), ": replica ", replica, " has ", here, ", replica 0 has ", there);
+    Error error =
+        invalid_argument("the outputs differ at ", path.text(), ": replica ", replica, " has ", here, ", replica 0 has ", there);
     error.replica = static_cast<int32_t>(replica);
     throw error;
   }
 
-  static std::string tensor_text(const stg_tensor_view& view) { return concat("a ", dtype_name(view.dtype), " tensor ", shape_text(view)); }
+  static std::string tensor_text(const stg_tensor_view& view) {
+    return concat("a ", dtype_name(view.dtype), " tensor ", shape_text(view));
+  }
 
   // Types must agree, and shapes but for dimension 0.
   static void check_alike(const Parts& parts, const KeyPath& path) {
@@ -81,7 +84,8 @@ class Gatherer {
                         (view.num_dims == 0 || std::equal(view.shape + 1, view.shape + view.num_dims, first.shape + 1));
       if (!fits) fail(path, i, tensor_text(view), tensor_text(first));
       if (view.device.kind != STG_DEVICE_CPU && view.device.kind != STG_DEVICE_CUDA_HOST) {
-        throw unimplemented("the output at ", path.text(), " of replica ", i, " is on ", device_name(view.device), "; this plugin joins tensors in host memory");
+        throw unimplemented("the output at ", path.text(), " of replica ", i, " is on ", device_name(view.device),
+                            "; this plugin joins tensors in host memory");
       }
     }
   }
@@ -183,7 +187,9 @@ class Gatherer {
   static Value opaques(const Parts& parts) {
     std::vector<stg_opaque*> objects;
     for (const stg_value* part : parts) objects.push_back(part->as.opaque);
-    if (objects[0]->reduce != nullptr && std::all_of(objects.begin(), objects.end(), [&](const stg_opaque* object) { return object->reduce == objects[0]->reduce; })) {
+    if (objects[0]->reduce != nullptr && std::all_of(objects.begin(), objects.end(), [&](const stg_opaque* object) {
+          return object->reduce == objects[0]->reduce;
+        })) {
       stg_opaque* merged = nullptr;
       check(objects[0]->reduce(objects.data(), objects.size(), &merged));
       if (merged == nullptr) throw invalid_argument("the reduce of an opaque ", text_of(objects[0]->type_name), " gave null");
@@ -209,11 +215,14 @@ const stg_value& find_loss(const stg_value& outputs) {
   const stg_value* loss = outputs.type == STG_DICT ? find(outputs, "loss") : &outputs;
   if (loss == nullptr) throw invalid_argument("the outputs of a training step are a dict without \"loss\"");
   if (loss->type != STG_TENSOR) {
-    throw invalid_argument("the training loss is a ", type_name(loss->type), "; a training step returns a 0-dim tensor, or a dict with one under \"loss\"");
+    throw invalid_argument("the training loss is a ", type_name(loss->type),
+                           "; a training step returns a 0-dim tensor, or a dict with one under \"loss\"");
   }
   const stg_tensor_view& view = loss->as.tensor->view;
-  if (view.num_dims != 0) throw invalid_argument("the training loss has the shape ", shape_text(view), "; it must be 0-dim (take its mean or sum)");
-  if (!is_floating(view.dtype)) throw invalid_argument("the training loss is ", dtype_name(view.dtype), "; it must be a floating type");
+  if (view.num_dims != 0)
+    throw invalid_argument("the training loss has the shape ", shape_text(view), "; it must be 0-dim (take its mean or sum)");
+  if (!is_floating(view.dtype))
+    throw invalid_argument("the training loss is ", dtype_name(view.dtype), "; it must be a floating type");
   return *loss;
 }
 
@@ -245,8 +254,9 @@ Tree without_aliases(Tree outputs, const stg_value& batch) {
   for_each_leaf(outputs.root(), [&](const KeyPath&, stg_value& leaf) {
     if (leaf.type != STG_TENSOR) return;
     const MemoryRange range = memory_range(leaf.as.tensor->view);
-    const bool aliases = std::any_of(borrowed.begin(), borrowed.end(),
-                                     [&](const MemoryRange& other) { return range.begin < other.end && other.begin < range.end; });
+    const bool aliases = std::any_of(borrowed.begin(), borrowed.end(), [&](const MemoryRange& other) {
+      return range.begin < other.end && other.begin < range.end;
+    });
     if (!aliases) return;
     TensorPtr copy = copy_tensor(leaf.as.tensor->view);
     TensorPtr before{leaf.as.tensor};

@@ -20,10 +20,10 @@ constexpr int64_t min_numel_for_threads = 32768;  // below, a hand-off costs mor
 struct Slot {
   FlatLayout layout;
   int64_t numel = 0;
-  std::vector<TensorPtr> made;     // by set: for those that had none
-  std::vector<TensorPtr> copies;   // by set: in the layout, for those that have another one
-  std::vector<void*> memory;       // by set: what is read and written
-  std::vector<char> is_read;       // by set
+  std::vector<TensorPtr> made;    // by set: for those that had none
+  std::vector<TensorPtr> copies;  // by set: in the layout, for those that have another one
+  std::vector<void*> memory;      // by set: what is read and written
+  std::vector<char> is_read;      // by set
 };
 
 std::string name_of(size_t set, uint64_t gradient) { return concat("set ", set, ", gradient ", gradient); }
@@ -34,17 +34,20 @@ class SetReduction {
 
   void check(const std::vector<stg_device>& devices) {
     if (sets_.size() != devices.size()) {
-      throw invalid_argument("reduce_gradients got ", sets_.size(), " sets; this instance has ", devices.size(), " devices, one set each");
+      throw invalid_argument("reduce_gradients got ", sets_.size(), " sets; this instance has ", devices.size(),
+                             " devices, one set each");
     }
     for (size_t s = 0; s < sets_.size(); ++s) check_set(s, devices[s]);
-    if (is_mean_ && !(total_weight() > 0)) throw invalid_argument("reduce_gradients: the weights of all sets are 0; a mean needs one over 0");
+    if (is_mean_ && !(total_weight() > 0))
+      throw invalid_argument("reduce_gradients: the weights of all sets are 0; a mean needs one over 0");
     for (uint64_t g = 0; g < sets_[0]->num_gradients; ++g) check_alike(g);
     check_apart();
   }
 
   void prepare() {
     for (uint64_t g = 0; g < sets_[0]->num_gradients; ++g) {
-      const auto first = std::find_if(sets_.begin(), sets_.end(), [g](const stg_gradient_set* set) { return set->gradients[g] != nullptr; });
+      const auto first =
+          std::find_if(sets_.begin(), sets_.end(), [g](const stg_gradient_set* set) { return set->gradients[g] != nullptr; });
       Slot& slot = slots_.emplace_back();
       if (first == sets_.end()) continue;
       slot.layout = flat_layout((*first)->gradients[g]->view);
@@ -88,16 +91,19 @@ class SetReduction {
 
  private:
   double total_weight() const {
-    return std::accumulate(sets_.begin(), sets_.end(), 0.0, [](double sum, const stg_gradient_set* set) { return sum + set->weight; });
+    return std::accumulate(sets_.begin(), sets_.end(), 0.0,
+                           [](double sum, const stg_gradient_set* set) { return sum + set->weight; });
   }
 
   void check_set(size_t s, stg_device device) const {
     const stg_gradient_set& set = *sets_[s];
     if (set.device.kind != device.kind || set.device.index != device.index) {
-      throw invalid_argument("set ", s, " is for ", device_name(set.device), "; device ", s, " of the instance is ", device_name(device));
+      throw invalid_argument("set ", s, " is for ", device_name(set.device), "; device ", s, " of the instance is ",
+                             device_name(device));
     }
     if (set.num_gradients != sets_[0]->num_gradients) {
-      throw invalid_argument("set ", s, " has ", set.num_gradients, " gradients, set 0 has ", sets_[0]->num_gradients, "; null stands for none");
+      throw invalid_argument("set ", s, " has ", set.num_gradients, " gradients, set 0 has ", sets_[0]->num_gradients,
+                             "; null stands for none");
     }
     for (uint64_t g = 0; g < set.num_gradients; ++g) {
       if (set.gradients[g] != nullptr) check_writable(*set.gradients[g], name_of(s, g));
@@ -128,8 +134,8 @@ class SetReduction {
         first = &view;
         first_set = s;
       } else if (!same_dtype(first->dtype, view.dtype) || !std::ranges::equal(shape_of(*first), shape_of(view))) {
-        throw invalid_argument(name_of(s, g), " is ", dtype_name(view.dtype), " ", shape_text(view), ", in set ", first_set, " it is ",
-                               dtype_name(first->dtype), " ", shape_text(*first));
+        throw invalid_argument(name_of(s, g), " is ", dtype_name(view.dtype), " ", shape_text(view), ", in set ", first_set,
+                               " it is ", dtype_name(first->dtype), " ", shape_text(*first));
       }
     }
   }
@@ -151,8 +157,8 @@ class SetReduction {
     std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.memory.begin < b.memory.begin; });
     for (size_t i = 1; i < ranges.size(); ++i) {
       if (ranges[i].memory.begin < ranges[i - 1].memory.end) {
-        throw invalid_argument(name_of(ranges[i].set, ranges[i].gradient), " overlaps ", name_of(ranges[i - 1].set, ranges[i - 1].gradient),
-                               " in memory; each gradient needs its own");
+        throw invalid_argument(name_of(ranges[i].set, ranges[i].gradient), " overlaps ",
+                               name_of(ranges[i - 1].set, ranges[i - 1].gradient), " in memory; each gradient needs its own");
       }
     }
   }
@@ -193,8 +199,8 @@ class SetReduction {
 
 }  // namespace
 
-void reduce_gradient_sets(const std::vector<stg_gradient_set*>& sets, uint64_t op, const std::vector<stg_device>& devices, Workers& workers,
-                          const Call& call) {
+void reduce_gradient_sets(const std::vector<stg_gradient_set*>& sets, uint64_t op, const std::vector<stg_device>& devices,
+                          Workers& workers, const Call& call) {
   SetReduction reduction(sets, op);
   reduction.check(devices);
   reduction.prepare();

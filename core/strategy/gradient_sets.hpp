@@ -12,7 +12,7 @@
 namespace stratagem {
 
 /// Checks all before anything is written. `op` is STG_REDUCE_MEAN or STG_REDUCE_SUM.
-void reduce_gradient_sets(const std::vector<stg_gradient_set*>& sets, uint64_t op, const std::vector<stg_device>& devices, Workers& workers,
-                          const Call& call);
+void reduce_gradient_sets(const std::vector<stg_gradient_set*>& sets, uint64_t op, const std::vector<stg_device>& devices,
+                          Workers& workers, const Call& call);
 
 }  // namespace stratagem

@@ -40,8 +40,13 @@ constexpr bool is_half = sizeof(T) == 2;
 }  // namespace
 
 bool FlatLayout::fits(const stg_tensor_view& view) const {
-  const stg_tensor_view own{nullptr, {}, static_cast<int32_t>(shape.size()), dtype, const_cast<int64_t*>(shape.data()),
-                            const_cast<int64_t*>(strides.data()), 0};
+  const stg_tensor_view own{nullptr,
+                            {},
+                            static_cast<int32_t>(shape.size()),
+                            dtype,
+                            const_cast<int64_t*>(shape.data()),
+                            const_cast<int64_t*>(strides.data()),
+                            0};
   return is_dense(view) && same_layout(own, view);
 }
 
@@ -105,7 +110,8 @@ ReducedGradients::ReducedGradients(const ReplicaSlot& root, size_t num_workers)
     if (!root.parameter_infos[p].requires_grad) continue;
     const stg_dtype dtype = root.parameter_infos[p].dtype;
     if (!is_floating(real_dtype(dtype))) {
-      throw unimplemented("parameter ", root.parameter_infos[p].names[0], " is ", dtype_name(dtype), " and requires a gradient; that can't be reduced");
+      throw unimplemented("parameter ", root.parameter_infos[p].names[0], " is ", dtype_name(dtype),
+                          " and requires a gradient; that can't be reduced");
     }
     tensors_[p] = flat_layout(root.parameters[p]->view).allocate();
     numels[p] = flat_numel(tensors_[p]->view);
@@ -167,7 +173,8 @@ double ReducedGradients::norm() const {
     if (!is_present_[p]) continue;
     const auto first = static_cast<size_t>(first_block_[p]);
     const auto count = static_cast<size_t>(num_blocks(flat_numel(tensors_[p]->view)));
-    sum = std::accumulate(block_squares_.begin() + static_cast<ptrdiff_t>(first), block_squares_.begin() + static_cast<ptrdiff_t>(first + count), sum);
+    sum = std::accumulate(block_squares_.begin() + static_cast<ptrdiff_t>(first),
+                          block_squares_.begin() + static_cast<ptrdiff_t>(first + count), sum);
   }
   return std::sqrt(sum);
 }

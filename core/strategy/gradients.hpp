@@ -73,7 +73,7 @@ class ReducedGradients {
 
   std::vector<TensorPtr> tensors_;
   std::vector<std::vector<FlatRange>> ranges_;
-  std::vector<int64_t> first_block_;      // of each parameter, in block_squares_
+  std::vector<int64_t> first_block_;  // of each parameter, in block_squares_
   std::vector<double> block_squares_;
   std::vector<bool> is_present_;
   std::vector<std::vector<const void*>> sources_;  // by parameter, in the order of the replicas

@@ -24,7 +24,8 @@ at::Tensor flat_slice(const stg_tensor& tensor, int64_t begin, int64_t end) {
 void check_updatable(const ReplicaSlot& root, size_t p) {
   const ParameterInfo& info = root.parameter_infos[p];
   if (!is_floating(info.dtype)) {
-    throw unimplemented("parameter ", info.names[0], " is ", dtype_name(info.dtype), "; the optimizers update real floating parameters");
+    throw unimplemented("parameter ", info.names[0], " is ", dtype_name(info.dtype),
+                        "; the optimizers update real floating parameters");
   }
   if (!is_dense(root.parameters[p]->view)) {
     throw unimplemented("parameter ", info.names[0], " has gaps in memory (shape ", shape_text(root.parameters[p]->view),
@@ -107,17 +108,17 @@ void Optimizer::run(Lists& lists, bool is_first, double lr) const {
   const OptimizerOptions& o = options_;
   if (o.name == "sgd") {
     const at::TensorList momentum = lists.state.empty() ? at::TensorList{} : at::TensorList{lists.state[0]};
-    at::_fused_sgd_(lists.parameters, lists.gradients, momentum, o.weight_decay, o.momentum, lr, o.dampening, o.nesterov, o.maximize,
-                    is_first);
+    at::_fused_sgd_(lists.parameters, lists.gradients, momentum, o.weight_decay, o.momentum, lr, o.dampening, o.nesterov,
+                    o.maximize, is_first);
     return;
   }
   const at::TensorList max_squares = o.amsgrad ? at::TensorList{lists.state[2]} : at::TensorList{};
   if (o.name == "adam") {
-    at::_fused_adam_(lists.parameters, lists.gradients, lists.state[0], lists.state[1], max_squares, lists.steps, lr, o.beta1, o.beta2,
-                     o.weight_decay, o.eps, o.amsgrad, o.maximize);
+    at::_fused_adam_(lists.parameters, lists.gradients, lists.state[0], lists.state[1], max_squares, lists.steps, lr, o.beta1,
+                     o.beta2, o.weight_decay, o.eps, o.amsgrad, o.maximize);
   } else {
-    at::_fused_adamw_(lists.parameters, lists.gradients, lists.state[0], lists.state[1], max_squares, lists.steps, lr, o.beta1, o.beta2,
-                      o.weight_decay, o.eps, o.amsgrad, o.maximize);
+    at::_fused_adamw_(lists.parameters, lists.gradients, lists.state[0], lists.state[1], max_squares, lists.steps, lr, o.beta1,
+                      o.beta2, o.weight_decay, o.eps, o.amsgrad, o.maximize);
   }
 }
 

@@ -55,9 +55,9 @@ class Optimizer {
   };
   struct WorkerSlices {
     std::vector<Slice> slices;
-    Lists lists;                // of the slices that are `listed`
-    std::vector<char> listed;   // 0: no gradient, 1: begun, 2: first gradient
-    Lists first;                // those of the first gradient (SGD's kernel treats them otherwise)
+    Lists lists;               // of the slices that are `listed`
+    std::vector<char> listed;  // 0: no gradient, 1: begun, 2: first gradient
+    Lists first;               // those of the first gradient (SGD's kernel treats them otherwise)
   };
 
   void choose(WorkerSlices& mine) const;

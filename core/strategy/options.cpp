@@ -19,7 +19,8 @@ constexpr size_t max_devices = 1024;
 // One JSON object, read key by key; what was not asked for is unknown.
 class Section {
  public:
-  Section(const json& object, std::string pointer, std::vector<std::string> keys) : object_(object), pointer_(std::move(pointer)) {
+  Section(const json& object, std::string pointer, std::vector<std::string> keys)
+      : object_(object), pointer_(std::move(pointer)) {
     if (!object.is_object()) throw invalid_argument(place(), " is ", object.dump(), "; it must be an object");
     for (const auto& [key, value] : object.items()) {
       if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
@@ -55,7 +56,8 @@ class Section {
   uint64_t count(const char* key, uint64_t value, uint64_t smallest, uint64_t largest) const {
     if (const json* given = find(key)) {
       const std::string wanted = concat("a whole number from ", smallest, " to ", largest);
-      if (!given->is_number_integer() || (given->is_number_integer() && !given->is_number_unsigned() && given->get<int64_t>() < 0)) {
+      if (!given->is_number_integer() ||
+          (given->is_number_integer() && !given->is_number_unsigned() && given->get<int64_t>() < 0)) {
         fail(key, wanted);
       }
       value = given->get<uint64_t>();
@@ -104,7 +106,8 @@ std::vector<stg_device> listed_devices(const Section& config, const json& list) 
     const stg_device device = logical_cpu(item.get<uint64_t>());
     for (const stg_device& other : devices) {
       if (other.index == device.index) {
-        throw invalid_argument("/", key, ": ", device_name(device), " stands twice; each logical CPU device is one replica, list others");
+        throw invalid_argument("/", key, ": ", device_name(device),
+                               " stands twice; each logical CPU device is one replica, list others");
       }
     }
     devices.push_back(device);
@@ -123,7 +126,8 @@ std::vector<stg_device> read_devices(const Section& config, Topology topology) {
   const json* given = config.find("devices");
   if (given != nullptr && given->is_array()) {
     devices = listed_devices(config, *given);
-    if (devices.empty()) throw invalid_argument("/devices is an empty list; a strategy needs a root device, the first of the list");
+    if (devices.empty())
+      throw invalid_argument("/devices is an empty list; a strategy needs a root device, the first of the list");
   } else {
     if (given != nullptr && *given != "auto") {
       if (!given->is_number_integer()) config.fail("devices", "a count, \"auto\", or a list of indices");
@@ -131,7 +135,8 @@ std::vector<stg_device> read_devices(const Section& config, Topology topology) {
     }
     for (size_t i = 0; i < count; ++i) devices.push_back(logical_cpu(i));
   }
-  if (devices.size() > max_devices) throw invalid_argument("/devices lists ", devices.size(), " devices; at most ", max_devices, " are possible");
+  if (devices.size() > max_devices)
+    throw invalid_argument("/devices lists ", devices.size(), " devices; at most ", max_devices, " are possible");
   if (topology == Topology::single_device && devices.size() != 1) {
     throw invalid_argument("/devices is ", given->dump(), "; single_device runs on one device, data_parallel on several");
   }
@@ -141,7 +146,8 @@ std::vector<stg_device> read_devices(const Section& config, Topology topology) {
 stg_dtype read_precision(const Section& config) {
   const std::string precision = config.text("precision", "32-true", {"32-true", "64-true", "16-mixed", "bf16-mixed"});
   if (precision == "64-true") return float64;
-  if (precision != "32-true") throw unimplemented("/precision is \"", precision, "\"; this version runs \"32-true\" and \"64-true\"");
+  if (precision != "32-true")
+    throw unimplemented("/precision is \"", precision, "\"; this version runs \"32-true\" and \"64-true\"");
   return {};
 }
 
@@ -152,8 +158,8 @@ void read_sgd(const json& object, OptimizerOptions& options) {
   options.nesterov = section.boolean("nesterov", false);
   options.weight_decay = section.number("weight_decay", 0);
   if (options.nesterov && (options.momentum == 0 || options.dampening != 0)) {
-    throw invalid_argument("/optimizer/nesterov is true; it needs a momentum over 0 and no dampening, here ", options.momentum, " and ",
-                           options.dampening);
+    throw invalid_argument("/optimizer/nesterov is true; it needs a momentum over 0 and no dampening, here ", options.momentum,
+                           " and ", options.dampening);
   }
 }
 
@@ -191,7 +197,8 @@ std::optional<OptimizerOptions> read_optimizer(const json* given) {
     throw invalid_argument("/optimizer/lr is ", lr->dump(), "; it must be a number of at least 0");
   }
   if (const auto maximize = given->find("maximize"); maximize != given->end()) {
-    if (!maximize->is_boolean()) throw invalid_argument("/optimizer/maximize is ", maximize->dump(), "; it must be true or false");
+    if (!maximize->is_boolean())
+      throw invalid_argument("/optimizer/maximize is ", maximize->dump(), "; it must be true or false");
     options.maximize = maximize->get<bool>();
   }
   return options;
@@ -213,7 +220,8 @@ void read_strategy_options(const json* given, Topology topology, Options& option
 }  // namespace
 
 Options read_options(const json& config, Topology topology) {
-  const Section section(config, "", {"accelerator", "devices", "precision", "optimizer", "seed", "deterministic", "threads", "options"});
+  const Section section(config, "",
+                        {"accelerator", "devices", "precision", "optimizer", "seed", "deterministic", "threads", "options"});
   Options options;
   options.devices = read_devices(section, topology);
   options.floating_dtype = read_precision(section);

@@ -39,7 +39,7 @@ struct Options {
   bool deterministic = false;  ///< what there is on a CPU is deterministic either way
   uint32_t num_threads = 0;    ///< of all replicas together; 0: the process's
   bool split_in_chunks = false;
-  bool lightning = false;      ///< as PyTorch Lightning does, where it differs
+  bool lightning = false;  ///< as PyTorch Lightning does, where it differs
 };
 
 Options read_options(const nlohmann::json& config, Topology topology);

@@ -73,12 +73,14 @@ TensorPtr reduce_floating(const T* elements, int64_t count, uint32_t op, stg_dty
 
 template <class T>
 TensorPtr reduce_complex(const T* parts, int64_t count, uint32_t op, stg_dtype dtype, const KeyPath& path) {
-  if (op == STG_REDUCE_MIN || op == STG_REDUCE_MAX) throw invalid_argument("reduce: the complex tensor at ", path.text(), " has no min or max");
+  if (op == STG_REDUCE_MIN || op == STG_REDUCE_MAX)
+    throw invalid_argument("reduce: the complex tensor at ", path.text(), " has no min or max");
   using Number = std::conditional_t<sizeof(T) == 2, float, T>;
   const stg_dtype real{STG_DTYPE_FLOAT, static_cast<uint8_t>(dtype.bits / 2), 1};
   TensorPtr result = allocate_tensor(dtype, {});
   for (int64_t part = 0; part < 2; ++part) {
-    const double sum = pairwise_sum([&](int64_t i) { return static_cast<double>(static_cast<Number>(parts[2 * i + part])); }, 0, count);
+    const double sum =
+        pairwise_sum([&](int64_t i) { return static_cast<double>(static_cast<Number>(parts[2 * i + part])); }, 0, count);
     store_floating(first_element<T>(result->view) + part, real, op == STG_REDUCE_SUM ? sum : sum / static_cast<double>(count));
   }
   return result;
@@ -106,7 +108,9 @@ TensorPtr with_elements(const stg_tensor_view& view, Body&& body) {
   switch (view.dtype.code) {
     case STG_DTYPE_FLOAT:
     case STG_DTYPE_COMPLEX:
-      return bits == 64 ? body(first_element<double>(view)) : bits == 32 ? body(first_element<float>(view)) : body(first_element<Half>(view));
+      return bits == 64   ? body(first_element<double>(view))
+             : bits == 32 ? body(first_element<float>(view))
+                          : body(first_element<Half>(view));
     case STG_DTYPE_BFLOAT:
       return body(first_element<BFloat16>(view));
     default:
@@ -130,7 +134,8 @@ TensorPtr mean_through_float(const T* elements, int64_t count, stg_dtype dtype) 
   if (is_floating(dtype)) return floating_number(static_cast<double>(mean), dtype);
   if constexpr (std::is_integral_v<T>) {
     if (dtype.code == STG_DTYPE_BOOL) return number(static_cast<uint8_t>(mean != 0), dtype);
-    const bool fits = mean >= static_cast<float>(std::numeric_limits<T>::min()) && mean < static_cast<float>(std::numeric_limits<T>::max());
+    const bool fits =
+        mean >= static_cast<float>(std::numeric_limits<T>::min()) && mean < static_cast<float>(std::numeric_limits<T>::max());
     return number(fits ? static_cast<T>(mean) : std::numeric_limits<T>::min(), dtype);
   }
   throw internal("no such type");
@@ -138,18 +143,21 @@ TensorPtr mean_through_float(const T* elements, int64_t count, stg_dtype dtype) 
 
 TensorPtr reduce_tensor(const stg_tensor_view& source, uint32_t op, bool lightning, const KeyPath& path) {
   if (source.device.kind != STG_DEVICE_CPU && source.device.kind != STG_DEVICE_CUDA_HOST) {
-    throw unimplemented("reduce: the tensor at ", path.text(), " is on ", device_name(source.device), "; this plugin knows only the cpu");
+    throw unimplemented("reduce: the tensor at ", path.text(), " is on ", device_name(source.device),
+                        "; this plugin knows only the cpu");
   }
   const int64_t count = numel(source);
   if (count == 0 && op != STG_REDUCE_SUM && !lightning) {
-    throw invalid_argument("reduce: the tensor at ", path.text(), " is empty (", shape_text(source), "): it has no mean, min or max");
+    throw invalid_argument("reduce: the tensor at ", path.text(), " is empty (", shape_text(source),
+                           "): it has no mean, min or max");
   }
   TensorPtr row_major;
   if (!is_contiguous(source)) row_major = copy_tensor(source);
   const stg_tensor_view& view = row_major ? row_major->view : source;
   return with_elements(view, [&]<class T>(const T* elements) -> TensorPtr {
     if (view.dtype.code == STG_DTYPE_COMPLEX) {
-      if constexpr (!std::is_integral_v<T>) return reduce_complex(elements, count, lightning ? uint32_t{STG_REDUCE_MEAN} : op, view.dtype, path);
+      if constexpr (!std::is_integral_v<T>)
+        return reduce_complex(elements, count, lightning ? uint32_t{STG_REDUCE_MEAN} : op, view.dtype, path);
     }
     if (lightning) return mean_through_float(elements, count, view.dtype);
     if constexpr (std::is_integral_v<T>) {
@@ -167,7 +175,8 @@ Value reduce_value(const stg_value& value, uint32_t op, bool lightning, const Ke
     case STG_LIST:
     case STG_TUPLE: {
       List items;
-      for (uint32_t i = 0; i < value.count; ++i) items.push_back(reduce_value(value.as.items[i], op, lightning, {&path, uint64_t{i}}));
+      for (uint32_t i = 0; i < value.count; ++i)
+        items.push_back(reduce_value(value.as.items[i], op, lightning, {&path, uint64_t{i}}));
       if (value.type == STG_TUPLE) return Tuple{std::move(items)};
       return items;
     }

@@ -24,12 +24,15 @@ TensorPtr own_view(const stg_tensor& tensor) {
 const stg_parameter& checked(const stg_parameter* parameter, const char* kind, uint64_t index) {
   if (parameter == nullptr) throw invalid_argument("the model describes a null ", kind, " ", index);
   known_size_bytes(parameter, STG_PARAMETER_MIN_SIZE, "stg_parameter");
-  if (parameter->num_names == 0 || parameter->names == nullptr) throw invalid_argument("the model's ", kind, " ", index, " has no name");
+  if (parameter->num_names == 0 || parameter->names == nullptr)
+    throw invalid_argument("the model's ", kind, " ", index, " has no name");
   const std::string name(text_of(parameter->names[0]));
-  if (parameter->tensor == nullptr) throw invalid_argument("the model's ", kind, " ", name, " has no tensor (not materialised yet?)");
+  if (parameter->tensor == nullptr)
+    throw invalid_argument("the model's ", kind, " ", name, " has no tensor (not materialised yet?)");
   check_tensor(*parameter->tensor, concat("the model's ", kind, " ", name));
   if (parameter->tensor->view.device.kind != STG_DEVICE_CPU) {
-    throw invalid_argument("the model's ", kind, " ", name, " is on ", device_name(parameter->tensor->view.device), "; its replica is on a cpu");
+    throw invalid_argument("the model's ", kind, " ", name, " is on ", device_name(parameter->tensor->view.device),
+                           "; its replica is on a cpu");
   }
   return *parameter;
 }
@@ -70,7 +73,8 @@ ReplicaSlot::ReplicaSlot(const Model& model, const stg_replicate_args& args) : i
     for (const auto* infos : {&parameter_infos, &buffer_infos}) {
       for (const ParameterInfo& info : *infos) {
         if (args.floating_dtype.bits != 0 && is_floating(info.dtype) && !same_dtype(info.dtype, args.floating_dtype)) {
-          throw invalid_argument(info.names[0], " is ", dtype_name(info.dtype), "; the precision asks for ", dtype_name(args.floating_dtype));
+          throw invalid_argument(info.names[0], " is ", dtype_name(info.dtype), "; the precision asks for ",
+                                 dtype_name(args.floating_dtype));
         }
       }
     }
@@ -79,10 +83,12 @@ ReplicaSlot::ReplicaSlot(const Model& model, const stg_replicate_args& args) : i
 
 void ReplicaSlot::describe() {
   description = model_.describe();
-  if ((description.parameters == nullptr && description.num_parameters != 0) || (description.buffers == nullptr && description.num_buffers != 0)) {
+  if ((description.parameters == nullptr && description.num_parameters != 0) ||
+      (description.buffers == nullptr && description.num_buffers != 0)) {
     throw invalid_argument("the model's description has a null list");
   }
-  if (description.loss_kind > STG_LOSS_SUM) throw invalid_argument("the model's loss_kind is ", description.loss_kind, "; known are 0 and 1");
+  if (description.loss_kind > STG_LOSS_SUM)
+    throw invalid_argument("the model's loss_kind is ", description.loss_kind, "; known are 0 and 1");
   parameters.clear();
   parameter_infos.clear();
   pinned.clear();
@@ -146,13 +152,15 @@ void ReplicaSlot::backward(double scale, bool detect_anomaly) {
     const std::string& name = parameter_infos[p].names[0];
     if (!seen[p]) throw invalid_argument("the model reported neither a gradient nor null for parameter ", p, ", ", name);
     if (!incoming[p]) continue;
-    if (detect_anomaly && has_nan(incoming[p]->view)) throw Error{STG_OUT_OF_RANGE, concat("the gradient of ", name, " has a NaN")};
+    if (detect_anomaly && has_nan(incoming[p]->view))
+      throw Error{STG_OUT_OF_RANGE, concat("the gradient of ", name, " has a NaN")};
     accumulate(p, std::move(incoming[p]));
   }
 }
 
 void ReplicaSlot::collect(uint64_t index, TensorPtr gradient, std::vector<bool>& seen, std::vector<TensorPtr>& incoming) const {
-  if (index >= parameters.size()) throw invalid_argument("a gradient for parameter ", index, "; the model has ", parameters.size());
+  if (index >= parameters.size())
+    throw invalid_argument("a gradient for parameter ", index, "; the model has ", parameters.size());
   const ParameterInfo& info = parameter_infos[index];
   if (seen[index]) throw invalid_argument("the gradient of ", info.names[0], " was reported twice in one backward");
   seen[index] = true;
@@ -162,8 +170,8 @@ void ReplicaSlot::collect(uint64_t index, TensorPtr gradient, std::vector<bool>&
   const stg_tensor_view& view = gradient->view;
   if (!same_dtype(view.dtype, info.dtype) || shape_of(view).size() != info.shape.size() ||
       !std::equal(info.shape.begin(), info.shape.end(), view.shape)) {
-    throw invalid_argument(name, " is ", dtype_name(view.dtype), " ", shape_text(view), "; the parameter is ", dtype_name(info.dtype), " ",
-                           shape_text(parameters[index]->view));
+    throw invalid_argument(name, " is ", dtype_name(view.dtype), " ", shape_text(view), "; the parameter is ",
+                           dtype_name(info.dtype), " ", shape_text(parameters[index]->view));
   }
   if (view.device.kind != STG_DEVICE_CPU && view.device.kind != STG_DEVICE_CUDA_HOST) {
     throw invalid_argument(name, " is on ", device_name(view.device), "; the parameter is on a cpu");
@@ -210,9 +218,10 @@ Replicas::Replicas(const Model& model, const Options& options, uint32_t threads_
       }
       for (size_t p = 0; needs_writable_parameters && p < slot.parameters.size(); ++p) {
         if (slot.parameter_infos[p].requires_grad && !slot.pinned[p]) {
-          throw failed_precondition("parameter ", slot.parameter_infos[p].names[0],
-                                    " can't be written in place (it is floating or read-only), which the optimizer of the config needs; "
-                                    "leave \"optimizer\" out and update it in the host");
+          throw failed_precondition(
+              "parameter ", slot.parameter_infos[p].names[0],
+              " can't be written in place (it is floating or read-only), which the optimizer of the config needs; "
+              "leave \"optimizer\" out and update it in the host");
         }
       }
     });
@@ -224,7 +233,8 @@ Replicas::~Replicas() {
 }
 
 void Replicas::compare(const ReplicaSlot& other) const {
-  const auto compare_lists = [&](const std::vector<ParameterInfo>& mine, const std::vector<ParameterInfo>& theirs, const char* kind) {
+  const auto compare_lists = [&](const std::vector<ParameterInfo>& mine, const std::vector<ParameterInfo>& theirs,
+                                 const char* kind) {
     if (mine.size() != theirs.size()) {
       throw invalid_argument("it has ", theirs.size(), " ", kind, "s, the root has ", mine.size(), "; replicas must be alike");
     }
@@ -259,9 +269,10 @@ void Replicas::share(ReplicaSlot& slot) {
   if (slot.shares_parameters) return;
   const auto fixed = std::find(slot.pinned.begin(), slot.pinned.end(), false);
   if (fixed != slot.pinned.end()) {
-    throw failed_precondition("parameter ", slot.parameter_infos[static_cast<size_t>(fixed - slot.pinned.begin())].names[0],
-                              " is neither shared with the root nor writable in place, so replicas can't be kept equal; give the model "
-                              "`bind`, share the memory between its replicas, or pin its parameters");
+    throw failed_precondition(
+        "parameter ", slot.parameter_infos[static_cast<size_t>(fixed - slot.pinned.begin())].names[0],
+        " is neither shared with the root nor writable in place, so replicas can't be kept equal; give the model "
+        "`bind`, share the memory between its replicas, or pin its parameters");
   }
 }
 

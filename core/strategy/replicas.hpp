@@ -62,10 +62,10 @@ class ReplicaSlot {
   std::vector<TensorPtr> buffers;
   std::vector<ParameterInfo> parameter_infos;
   std::vector<ParameterInfo> buffer_infos;
-  std::vector<bool> pinned;          ///< by parameter: may be written in place
-  std::vector<bool> buffer_pinned;   ///< by buffer; others are the model's own affair
+  std::vector<bool> pinned;         ///< by parameter: may be written in place
+  std::vector<bool> buffer_pinned;  ///< by buffer; others are the model's own affair
   stg_model_description description{};
-  ModelStep step;                ///< of the latest forward
+  ModelStep step;                    ///< of the latest forward
   std::vector<TensorPtr> gradients;  ///< by parameter; null: none yet
   bool shares_parameters = false;    ///< with the root
   bool parameters_dirty = false;     ///< written since the model was last told

@@ -19,7 +19,8 @@ void check_on_cpu(const stg_value& root) {
     if (leaf.type != STG_TENSOR) return;
     const stg_device device = leaf.as.tensor->view.device;
     if (device.kind == STG_DEVICE_CPU || device.kind == STG_DEVICE_CUDA_HOST) return;
-    throw unimplemented("the batch's tensor at ", path.text(), " is on ", device_name(device), "; this plugin takes tensors in host memory");
+    throw unimplemented("the batch's tensor at ", path.text(), " is on ", device_name(device),
+                        "; this plugin takes tensors in host memory");
   });
 }
 
@@ -59,8 +60,8 @@ class ShareBuilder {
     const stg_tensor_view& view = source.view;
     TensorPtr part = view.num_dims > 0 && num_rows_ >= 0
                          ? narrow_rows(parent_, source, begin_, num_rows_)
-                         : make_strided_tensor(parent_, view.data, view.dtype, {view.shape, view.shape + view.num_dims}, strides_of(view),
-                                               source.flags, view.device);
+                         : make_strided_tensor(parent_, view.data, view.dtype, {view.shape, view.shape + view.num_dims},
+                                               strides_of(view), source.flags, view.device);
     if (view.num_dims == 0 || num_rows_ < 0) part->view.byte_offset = view.byte_offset;
     if (floating_dtype_.bits == 0 || !is_floating(view.dtype) || same_dtype(view.dtype, floating_dtype_)) return part;
     return cast_tensor(part->view, floating_dtype_);
@@ -100,7 +101,8 @@ std::optional<int64_t> batch_rows(const stg_value& root) {
       for_each_leaf(root, [&](const KeyPath& other, const stg_value& candidate) {
         if (first_path.empty() && is_batched(candidate)) first_path = other.text();
       });
-      throw invalid_argument("the batch's tensors disagree about its rows: ", first_path, " has ", *rows, ", ", path.text(), " has ", size,
+      throw invalid_argument("the batch's tensors disagree about its rows: ", first_path, " has ", *rows, ", ", path.text(),
+                             " has ", size,
                              "; dimension 0 of every tensor is the batch (a model with packed batches brings its own split)");
     }
   });

@@ -19,9 +19,9 @@ struct SplitOptions {
 };
 
 struct Shares {
-  std::vector<Tree> trees;        ///< at least one; each owns what it needs, whatever became of the batch
-  std::vector<double> num_rows;   ///< of each share; 1 for a batch without rows
-  bool has_rows = true;           ///< false: no tensor with a batch dimension was there; the root runs alone
+  std::vector<Tree> trees;       ///< at least one; each owns what it needs, whatever became of the batch
+  std::vector<double> num_rows;  ///< of each share; 1 for a batch without rows
+  bool has_rows = true;          ///< false: no tensor with a batch dimension was there; the root runs alone
 };
 
 /// Rows of each share: for B rows over N replicas.

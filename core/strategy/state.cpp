@@ -17,7 +17,8 @@ namespace {
 Value lend(const std::shared_ptr<Training>& training, const stg_tensor& tensor, bool copies) {
   const stg_tensor_view& view = tensor.view;
   if (copies) return copy_tensor(view);
-  TensorPtr lent = make_strided_tensor(training, view.data, view.dtype, {view.shape, view.shape + view.num_dims}, strides_of(view), 0, view.device);
+  TensorPtr lent = make_strided_tensor(training, view.data, view.dtype, {view.shape, view.shape + view.num_dims},
+                                       strides_of(view), 0, view.device);
   lent->view.byte_offset = view.byte_offset;
   return lent;
 }
@@ -35,7 +36,8 @@ Value export_optimizer(const std::shared_ptr<Training>& training, bool copies) {
   for (size_t p = 0; p < root.parameters.size(); ++p) {
     if (!optimizer.is_begun(p)) continue;
     Dict slots;
-    for (size_t s = 0; s < optimizer.slots().size(); ++s) slots.emplace_back(optimizer.slots()[s], lend(training, optimizer.state(p, s), copies));
+    for (size_t s = 0; s < optimizer.slots().size(); ++s)
+      slots.emplace_back(optimizer.slots()[s], lend(training, optimizer.state(p, s), copies));
     if (optimizer.has_step()) {
       TensorPtr step = allocate_tensor(float32, {});
       *first_element<float>(step->view) = static_cast<float>(optimizer.steps(p));
@@ -60,7 +62,8 @@ List export_generators(Training& training) {
       stg_tree out{};
       check(table.get_generator_state(slot.model().model().self(), slot.model().get(), &out));
       const Tree tree{out};
-      if (tree.root().type != STG_BYTES) throw invalid_argument("the model's generator state is a ", type_name(tree.root().type), "; it must be bytes");
+      if (tree.root().type != STG_BYTES)
+        throw invalid_argument("the model's generator state is a ", type_name(tree.root().type), "; it must be bytes");
       generators.push_back(Bytes{{tree.root().as.bytes, tree.root().as.bytes + tree.root().count}});
     });
   }
@@ -94,7 +97,8 @@ class Import {
   void check_format() {
     if (state_.type != STG_DICT) throw invalid_argument("the state is a ", type_name(state_.type), "; it must be a dict");
     const stg_value* format = find(state_, "format");
-    if (format == nullptr || format->type != STG_INT64) throw invalid_argument("the state has no int64 under \"format\"; this ABI's states have ", STG_STATE_FORMAT);
+    if (format == nullptr || format->type != STG_INT64)
+      throw invalid_argument("the state has no int64 under \"format\"; this ABI's states have ", STG_STATE_FORMAT);
     if (format->as.i64 != STG_STATE_FORMAT) {
       throw unimplemented("the state has the format ", format->as.i64, "; this plugin knows ", STG_STATE_FORMAT);
     }
@@ -108,12 +112,14 @@ class Import {
   const stg_value* dict_at(const stg_value& parent, const char* key, const char* what) const {
     const stg_value* value = find(parent, key);
     if (value == nullptr || value->type == STG_NONE) return nullptr;
-    if (value->type != STG_DICT) throw invalid_argument("the state's ", what, " is a ", type_name(value->type), "; it must be a dict");
+    if (value->type != STG_DICT)
+      throw invalid_argument("the state's ", what, " is a ", type_name(value->type), "; it must be a dict");
     return value;
   }
 
   static const stg_tensor& tensor_at(const stg_value& value, const std::string& name) {
-    if (value.type != STG_TENSOR) throw invalid_argument("the state's ", name, " is a ", type_name(value.type), "; it must be a tensor");
+    if (value.type != STG_TENSOR)
+      throw invalid_argument("the state's ", name, " is a ", type_name(value.type), "; it must be a tensor");
     const stg_device device = value.as.tensor->view.device;
     if (device.kind != STG_DEVICE_CPU && device.kind != STG_DEVICE_CUDA_HOST) {
       throw unimplemented("the state's ", name, " is on ", device_name(device), "; this plugin takes states in host memory");
@@ -124,10 +130,11 @@ class Import {
   // Whether `from` can be put into `to`; else notes why not.
   bool fits(const stg_tensor& to, const stg_tensor& from, const std::string& name) {
     const bool same_shape = std::ranges::equal(shape_of(to.view), shape_of(from.view));
-    const bool same_kind = same_dtype(to.view.dtype, from.view.dtype) || (is_floating(to.view.dtype) && is_floating(from.view.dtype));
+    const bool same_kind =
+        same_dtype(to.view.dtype, from.view.dtype) || (is_floating(to.view.dtype) && is_floating(from.view.dtype));
     if (same_shape && same_kind) return true;
-    misfits_.push_back(concat(name, " (", dtype_name(from.view.dtype), " ", shape_text(from.view), " in the state, ", dtype_name(to.view.dtype), " ",
-                              shape_text(to.view), " here)"));
+    misfits_.push_back(concat(name, " (", dtype_name(from.view.dtype), " ", shape_text(from.view), " in the state, ",
+                              dtype_name(to.view.dtype), " ", shape_text(to.view), " here)"));
     report_.missing.push_back(name);
     report_.unexpected.push_back(name);
     return false;
@@ -143,13 +150,16 @@ class Import {
       plan_parameter(*model, aliases, root.parameter_infos[p], *root.parameters[p], root.pinned[p]);
     }
     for (size_t b = 0; b < root.buffers.size(); ++b) {
-      if (root.buffer_infos[b].persistent) plan_parameter(*model, aliases, root.buffer_infos[b], *root.buffers[b], root.buffer_pinned[b]);
+      if (root.buffer_infos[b].persistent)
+        plan_parameter(*model, aliases, root.buffer_infos[b], *root.buffers[b], root.buffer_pinned[b]);
     }
     for (uint32_t e = 0; e < model->count; ++e) note_unexpected(std::string(text_of(model->as.entries[e].key)));
-    for (uint32_t e = 0; aliases != nullptr && e < aliases->count; ++e) note_unexpected(std::string(text_of(aliases->as.entries[e].key)));
+    for (uint32_t e = 0; aliases != nullptr && e < aliases->count; ++e)
+      note_unexpected(std::string(text_of(aliases->as.entries[e].key)));
   }
 
-  void plan_parameter(const stg_value& model, const stg_value* aliases, const ParameterInfo& info, const stg_tensor& to, bool is_pinned) {
+  void plan_parameter(const stg_value& model, const stg_value* aliases, const ParameterInfo& info, const stg_tensor& to,
+                      bool is_pinned) {
     const stg_value* found = nullptr;
     for (const std::string& name : info.names) {
       used_names_[name] = true;
@@ -169,7 +179,8 @@ class Import {
     const stg_tensor& from = tensor_at(*found, info.names[0]);
     if (!fits(to, from, info.names[0])) return;
     if (!is_pinned) {
-      throw failed_precondition("the model's ", info.names[0], " can't be written in place (it is floating or read-only), so no state can be imported");
+      throw failed_precondition("the model's ", info.names[0],
+                                " can't be written in place (it is floating or read-only), so no state can be imported");
     }
     copies_.push_back({&to, &from});
   }
@@ -192,7 +203,8 @@ class Import {
       return;
     }
     const stg_value* step = find(*given, "step");
-    if (step == nullptr || step->type != STG_INT64 || step->as.i64 < 0) throw invalid_argument("the state's optimizer has no \"step\" of at least 0");
+    if (step == nullptr || step->type != STG_INT64 || step->as.i64 < 0)
+      throw invalid_argument("the state's optimizer has no \"step\" of at least 0");
     num_updates_ = static_cast<uint64_t>(step->as.i64);
     takes_optimizer_ = true;
     for (uint32_t e = 0; e < given->count; ++e) {
@@ -218,7 +230,9 @@ class Import {
         report_.unexpected.push_back("optimizer." + name);
         continue;
       }
-      if (slots.type != STG_DICT) throw invalid_argument("the state's optimizer.per_parameter.", name, " is a ", type_name(slots.type), "; it must be a dict");
+      if (slots.type != STG_DICT)
+        throw invalid_argument("the state's optimizer.per_parameter.", name, " is a ", type_name(slots.type),
+                               "; it must be a dict");
       plan_parameter_slots(found->second, name, slots);
     }
   }
@@ -249,7 +263,8 @@ class Import {
     }
     for (uint32_t e = 0; e < slots.count; ++e) {
       const std::string slot(text_of(slots.as.entries[e].key));
-      const bool is_known = std::ranges::find(optimizer.slots(), slot) != optimizer.slots().end() || (slot == "step" && optimizer.has_step());
+      const bool is_known =
+          std::ranges::find(optimizer.slots(), slot) != optimizer.slots().end() || (slot == "step" && optimizer.has_step());
       if (!is_known) report_.unexpected.push_back(concat("optimizer.", name, ".", slot));
     }
     if (!is_whole) return;
@@ -269,10 +284,12 @@ class Import {
   void plan_generators() {
     const stg_value* given = find(state_, "generators");
     if (given == nullptr || given->type == STG_NONE) return;
-    if (given->type != STG_LIST) throw invalid_argument("the state's generators are a ", type_name(given->type), "; they must be a list of bytes");
+    if (given->type != STG_LIST)
+      throw invalid_argument("the state's generators are a ", type_name(given->type), "; they must be a list of bytes");
     for (uint32_t i = 0; i < given->count; ++i) {
       const stg_value& item = given->as.items[i];
-      if (item.type != STG_BYTES) throw invalid_argument("the state's generators[", i, "] is a ", type_name(item.type), "; it must be bytes");
+      if (item.type != STG_BYTES)
+        throw invalid_argument("the state's generators[", i, "] is a ", type_name(item.type), "; it must be bytes");
       generators_.push_back(Bytes{{item.as.bytes, item.as.bytes + item.count}});
     }
   }
@@ -283,16 +300,19 @@ class Import {
     const auto others = [&](const std::vector<std::string>& names) {
       std::vector<std::string> rest;
       for (const std::string& name : names) {
-        const bool is_misfit = std::any_of(misfits_.begin(), misfits_.end(), [&](const std::string& text) { return text.starts_with(name + " ("); });
+        const bool is_misfit =
+            std::any_of(misfits_.begin(), misfits_.end(), [&](const std::string& text) { return text.starts_with(name + " ("); });
         if (!is_misfit) rest.push_back(name);
       }
       return rest;
     };
     std::vector<std::string> parts;
     if (const auto missing = others(report_.missing); !missing.empty()) parts.push_back("missing: " + join(missing));
-    if (const auto unexpected = others(report_.unexpected); !unexpected.empty()) parts.push_back("unexpected: " + join(unexpected));
+    if (const auto unexpected = others(report_.unexpected); !unexpected.empty())
+      parts.push_back("unexpected: " + join(unexpected));
     if (!misfits_.empty()) parts.push_back("different: " + join(misfits_));
-    throw invalid_argument("the state doesn't fit the model; ", join(parts, "; "), " (import without STG_IMPORT_STRICT takes what fits)");
+    throw invalid_argument("the state doesn't fit the model; ", join(parts, "; "),
+                           " (import without STG_IMPORT_STRICT takes what fits)");
   }
 
   void apply() {
@@ -324,7 +344,8 @@ class Import {
       const stg_model& table = slot.model().model().table();
       if (table.set_generator_state == nullptr) continue;
       slot.guarded("the import of its generator", [&] {
-        check(table.set_generator_state(slot.model().model().self(), slot.model().get(), generators_[i].data.data(), generators_[i].data.size()));
+        check(table.set_generator_state(slot.model().model().self(), slot.model().get(), generators_[i].data.data(),
+                                        generators_[i].data.size()));
       });
     }
     if (generators_.empty()) return;
@@ -371,6 +392,8 @@ Tree export_training_state(const std::shared_ptr<Training>& training, bool copie
   return make_tree(std::move(state));
 }
 
-ImportReport import_training_state(Training& training, const stg_value& state, bool strict) { return Import(training, state, strict).run(); }
+ImportReport import_training_state(Training& training, const stg_value& state, bool strict) {
+  return Import(training, state, strict).run();
+}
 
 }  // namespace stratagem

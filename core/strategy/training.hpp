@@ -25,7 +25,7 @@ struct Training {
   std::optional<ReducedGradients> gradients;  ///< in fit
   std::optional<Optimizer> optimizer;         ///< in fit, unless the host has its own
   uint64_t num_updates = 0;
-  std::vector<Bytes> further_generators;      ///< of replicas that this instance doesn't have
+  std::vector<Bytes> further_generators;  ///< of replicas that this instance doesn't have
 };
 
 }  // namespace stratagem

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <climits>
 #include <ctime>
+#include <optional>
 
 #include "base/error.hpp"
 
@@ -34,7 +35,9 @@ void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, uint64_t unti
   syscall(SYS_futex, &word, FUTEX_WAIT_BITSET_PRIVATE, value, until_ns == 0 ? nullptr : &until, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 
-void futex_wake_all(const std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+void futex_wake_all(const std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
 
 void pause_briefly() {
 #if defined(__x86_64__)
@@ -82,31 +85,32 @@ struct Workers::Job {
 
   std::vector<Phase> phases;
   bool borrows;
-  std::vector<std::exception_ptr> failures;  // each written by its worker, read after the last meeting
-  std::exception_ptr serial_failure;
+  // Errors, not exceptions: an exception object ends on the thread that threw it. Each written by its worker, read after the last meeting.
+  std::vector<std::optional<Error>> failures;
+  std::optional<Error> serial_failure;
   std::atomic<bool> failed{false};
   std::atomic<uint32_t> num_arrived{0};
   std::vector<std::atomic<uint32_t>> num_phases_done;  // by each worker: names whom a caller waits for
-  std::atomic<uint32_t> next{0};        // futex: the phase to run; phases.size(): it is over; abandoned: given up
-  std::atomic<uint32_t> num_inside{0};  // futex: threads that are still in the job
-  std::mutex mutex;                     // a serial part and giving up exclude each other
+  std::atomic<uint32_t> next{0};                       // futex: the phase to run; phases.size(): it is over; abandoned: given up
+  std::atomic<uint32_t> num_inside{0};                 // futex: threads that are still in the job
+  std::mutex mutex;                                    // a serial part and giving up exclude each other
 
   void fail(size_t worker) {
-    failures[worker] = std::current_exception();
+    failures[worker] = describe_exception(std::current_exception());
     failed.store(true, std::memory_order_release);
   }
-  void rethrow() const {
-    for (const std::exception_ptr& failure : failures) {
-      if (failure) std::rethrow_exception(failure);
+  void throw_failure() const {
+    for (const std::optional<Error>& failure : failures) {
+      if (failure) throw Error(*failure);
     }
-    if (serial_failure) std::rethrow_exception(serial_failure);
+    if (serial_failure) throw Error(*serial_failure);
   }
   void run_serial_part(uint32_t phase) {
     if (failed.load(std::memory_order_acquire) || !phases[phase].then) return;
     try {
       phases[phase].then();
     } catch (...) {
-      serial_failure = std::current_exception();
+      serial_failure = describe_exception(std::current_exception());
       failed.store(true, std::memory_order_release);
     }
   }
@@ -128,8 +132,8 @@ Workers::Workers(Options options) : options_(std::move(options)) {
     sequence_.fetch_add(1);
     futex_wake_all(sequence_);
     for (std::thread& thread : threads_) thread.join();
-    throw Error{STG_RESOURCE_EXHAUSTED, concat("only ", num_started, " of ", options_.num_workers - 1, " threads for replicas could be started: ",
-                                               error.what())};
+    throw Error{STG_RESOURCE_EXHAUSTED, concat("only ", num_started, " of ", options_.num_workers - 1,
+                                               " threads for replicas could be started: ", error.what())};
   }
 }
 
@@ -168,7 +172,7 @@ void Workers::run(const Call& call, std::vector<Phase> phases, bool borrows) {
     const std::lock_guard lock(mutex_);
     job_.reset();
   }
-  job->rethrow();
+  job->throw_failure();
 }
 
 void Workers::run_on_caller(const Call& call, Job& job) {
@@ -183,7 +187,7 @@ void Workers::run_on_caller(const Call& call, Job& job) {
     }
     job.run_serial_part(phase);
   }
-  job.rethrow();
+  job.throw_failure();
 }
 
 void Workers::work(size_t worker) {

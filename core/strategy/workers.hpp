@@ -18,7 +18,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -52,7 +51,7 @@ class Workers {
 
   size_t size() const { return options_.num_workers; }
 
-  /// Runs the phases. Rethrows what the worker with the smallest number threw. When the run is given up: with `borrows`, once the last
+  /// Runs the phases. Throws what the worker with the smallest number threw, as an Error. When the run is given up: with `borrows`, once the last
   /// worker has left; else at once, with STG_ERROR_INSTANCE_DRAINING if some worker did not leave within the grace period.
   void run(const Call& call, std::vector<Phase> phases, bool borrows = false);
 
@@ -73,7 +72,7 @@ class Workers {
   std::atomic<bool> aborted_{false};
   std::atomic<uint32_t> sequence_{0};  // futex: a new job, or the end
   std::atomic<bool> ending_{false};
-  std::mutex mutex_;                   // guards job_
+  std::mutex mutex_;  // guards job_
   std::shared_ptr<Job> job_;
   std::vector<std::thread> threads_;
 };

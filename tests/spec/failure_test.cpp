@@ -147,7 +147,8 @@ TEST_CASE("gradients that a model must not report are errors that name the param
     static std::function<stg_error*(const stg_gradient_sink*)> current;
     current = report;
     const auto model = linear_model(1);
-    model->table.backward = [](void* self, stg_replica* replica, stg_graph* graph, double, uint32_t, const stg_gradient_sink* sink) {
+    model->table.backward = [](void* self, stg_replica* replica, stg_graph* graph, double, uint32_t,
+                               const stg_gradient_sink* sink) {
       static_cast<ToyModel*>(self)->table.release_graph(self, replica, graph);
       return current(sink);
     };
@@ -161,7 +162,10 @@ TEST_CASE("gradients that a model must not report are errors that name the param
     return sink->ready(sink->self, index, gradient.release(), nullptr);
   };
   CHECK_THAT(run([&](auto* sink) { return send(sink, 7, nullptr); }), Catch::Contains("parameter 7"));
-  CHECK_THAT(run([&](auto* sink) { return send(sink, 0, tensor_of({1, 2}, {2})); }), Catch::Contains("weight") && Catch::Contains("(2)"));
+  CHECK_THAT(run([&](auto* sink) {
+               return send(sink, 0, tensor_of({1, 2}, {2}));
+             }),
+             Catch::Contains("weight") && Catch::Contains("(2)"));
   CHECK_THAT(run([&](auto* sink) { return send(sink, 0, tensor_of({1}, {1}, float64)); }), Catch::Contains("float64"));
   CHECK_THAT(run([](auto*) -> stg_error* { return nullptr; }), Catch::Contains("weight") && Catch::Contains("neither"));
   CHECK_THAT(run([&](auto* sink) {

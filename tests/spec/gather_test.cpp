@@ -114,7 +114,8 @@ TEST_CASE("lists of strings are concatenated, lone strings and bytes are listed"
     List names;
     names.emplace_back(concat("name ", i));
     if (i == 1) names.emplace_back("more");
-    return dict_of(entry("names", std::move(names)), entry("lone", concat("s", i)), entry("raw", Bytes{{static_cast<uint8_t>(i)}}));
+    return dict_of(entry("names", std::move(names)), entry("lone", concat("s", i)),
+                   entry("raw", Bytes{{static_cast<uint8_t>(i)}}));
   });
   const stg_value& names = *find(out.root(), "names");
   REQUIRE(names.count == 3);
@@ -137,7 +138,9 @@ TEST_CASE("outputs that differ between replicas are an error that names key path
              Catch::Contains("[\"b\"]") && Catch::Contains("replica 1"));
   CHECK_THAT(message([](int32_t i) -> Value { return dict_of(entry("a", scalar(0, i == 0 ? float32 : float64))); }),
              Catch::Contains("float64") && Catch::Contains("float32"));
-  CHECK_THAT(message([](int32_t i) -> Value { return tensor_of({1, 2}, i == 0 ? std::vector<int64_t>{1, 2} : std::vector<int64_t>{2, 1}); }),
+  CHECK_THAT(message([](int32_t i) -> Value {
+               return tensor_of({1, 2}, i == 0 ? std::vector<int64_t>{1, 2} : std::vector<int64_t>{2, 1});
+             }),
              Catch::Contains("(root)") && Catch::Contains("(2, 1)"));
   CHECK_THAT(message([](int32_t i) -> Value { return i == 0 ? Value{} : Value{scalar(0)}; }), Catch::Contains("none"));
   CHECK_THAT(message([](int32_t i) -> Value {
@@ -150,7 +153,8 @@ TEST_CASE("outputs that differ between replicas are an error that names key path
 }
 
 TEST_CASE("a training step's loss is 0-dim and weighted, its other outputs stay per replica") {
-  const auto model = model_with([](int32_t i) -> Value { return dict_of(entry("extra", scalar(i)), entry("loss", scalar(i == 0 ? 1 : 4))); });
+  const auto model =
+      model_with([](int32_t i) -> Value { return dict_of(entry("extra", scalar(i)), entry("loss", scalar(i == 0 ? 1 : 4))); });
   Instance instance("data_parallel", R"({"devices": 2, "optimizer": {"name": "sgd"}})");
   instance.setup(*model);
   const StepOutcome outcome = instance.train(batch_of({0, 0, 0}));

@@ -8,7 +8,8 @@ namespace stratagem::test {
 namespace {
 
 const stg_strategy_api& api_of(const std::string& strategy) {
-  static const std::map<std::string, std::string> paths{{"single_device", SINGLE_DEVICE_PLUGIN}, {"data_parallel", DATA_PARALLEL_PLUGIN}};
+  static const std::map<std::string, std::string> paths{{"single_device", SINGLE_DEVICE_PLUGIN},
+                                                        {"data_parallel", DATA_PARALLEL_PLUGIN}};
   return strategy_api(load_plugin(paths.at(strategy)), strategy);
 }
 
@@ -17,7 +18,8 @@ std::string tensor_bytes(const stg_value& value) {
   for_each_leaf(value, [&](const KeyPath&, const stg_value& leaf) {
     if (leaf.type != STG_TENSOR) return;
     const TensorPtr copy = copy_tensor(leaf.as.tensor->view);
-    bytes.append(first_element<const char>(copy->view), static_cast<size_t>(numel(copy->view)) * element_size_bytes(copy->view.dtype));
+    bytes.append(first_element<const char>(copy->view),
+                 static_cast<size_t>(numel(copy->view)) * element_size_bytes(copy->view.dtype));
   });
   return bytes;
 }
@@ -36,7 +38,8 @@ LoggingHost::LoggingHost() {
   };
 }
 
-Instance::Instance(const std::string& strategy, const std::string& config, const stg_host* host, uint64_t flags) : api(api_of(strategy)) {
+Instance::Instance(const std::string& strategy, const std::string& config, const stg_host* host, uint64_t flags)
+    : api(api_of(strategy)) {
   stg_create_args args = sized<stg_create_args>();
   args.config_json = to_abi(config);
   args.host = host;

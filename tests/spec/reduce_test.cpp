@@ -14,7 +14,8 @@ namespace {
 const std::string plain = R"({"devices": 1})";
 const std::string lightning = R"({"devices": 1, "options": {"compat": "lightning"}})";
 
-double reduced(const std::vector<double>& values, stg_dtype dtype, uint32_t op, stg_dtype expected, const std::string& config = plain) {
+double reduced(const std::vector<double>& values, stg_dtype dtype, uint32_t op, stg_dtype expected,
+               const std::string& config = plain) {
   Instance instance("data_parallel", config);
   const Tree out = instance.reduce(make_tree(tensor_of(values, {static_cast<int64_t>(values.size())}, dtype)), op);
   CHECK(shape(out.root()).empty());

@@ -28,24 +28,25 @@ struct Recorder {
 // Echoes its share.
 std::unique_ptr<ToyModel> echo_model(Recorder& recorder) {
   std::vector<ToyParameter> parameters{{{"weight"}, {1}, {0}}};
-  return std::make_unique<ToyModel>(parameters, [&recorder](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
-    const stg_value* x = batch.type == STG_DICT ? find(batch, "x") : batch.type == STG_TENSOR ? &batch : &batch.as.items[0];
-    {
-      const std::lock_guard lock(recorder.mutex);
-      const bool has_rows = x->type == STG_TENSOR && x->as.tensor->view.num_dims > 0;
-      recorder.rows[context.replica] = has_rows ? x->as.tensor->view.shape[0] : -1;
-      recorder.contexts[context.replica] = context;
-    }
-    ToyStep step;
-    if (context.stage == STG_STAGE_FIT) {
-      step.outputs = scalar(0);
-      step.gradients = {{1}};
-    } else {
-      step.outputs = take(copy_tree(batch));
-    }
-    CHECK(replica.args.device.index == context.device.index);
-    return step;
-  });
+  return std::make_unique<ToyModel>(
+      parameters, [&recorder](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
+        const stg_value* x = batch.type == STG_DICT ? find(batch, "x") : batch.type == STG_TENSOR ? &batch : &batch.as.items[0];
+        {
+          const std::lock_guard lock(recorder.mutex);
+          const bool has_rows = x->type == STG_TENSOR && x->as.tensor->view.num_dims > 0;
+          recorder.rows[context.replica] = has_rows ? x->as.tensor->view.shape[0] : -1;
+          recorder.contexts[context.replica] = context;
+        }
+        ToyStep step;
+        if (context.stage == STG_STAGE_FIT) {
+          step.outputs = scalar(0);
+          step.gradients = {{1}};
+        } else {
+          step.outputs = take(copy_tree(batch));
+        }
+        CHECK(replica.args.device.index == context.device.index);
+        return step;
+      });
 }
 
 std::vector<int64_t> sizes(int64_t num_rows, int num_devices, const std::string& split) {
@@ -219,7 +220,8 @@ TEST_CASE("strided and offset batches are split by their strides") {
   std::vector<double> values(12);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i);
   const std::shared_ptr<stg_tensor> whole{tensor_of(values, {3, 4}).release(), TensorRelease{}};
-  TensorPtr view = make_strided_tensor(whole, whole->view.data, float32, {3, 3}, {1, 4}, STG_TENSOR_READ_ONLY, {STG_DEVICE_CPU, 0});
+  TensorPtr view =
+      make_strided_tensor(whole, whole->view.data, float32, {3, 3}, {1, 4}, STG_TENSOR_READ_ONLY, {STG_DEVICE_CPU, 0});
   view->view.byte_offset = 4;
   const StepOutcome outcome = instance.predict(make_tree(std::move(view)));
   CHECK(numbers(outcome.outputs.root()) == std::vector<double>{1, 5, 9, 2, 6, 10, 3, 7, 11});

@@ -120,7 +120,8 @@ TEST_CASE("a state has the layout of the ABI, with PyTorch's names for the optim
 
 TEST_CASE("training goes on bitwise the same from an exported state, under either strategy") {
   const auto model = tied_model();
-  for (const std::string& optimizer : {adamw, std::string(R"("optimizer": {"name": "sgd", "momentum": 0.9, "dampening": 0.1})")}) {
+  for (const std::string& optimizer :
+       {adamw, std::string(R"("optimizer": {"name": "sgd", "momentum": 0.9, "dampening": 0.1})")}) {
     Instance whole("data_parallel", config("1", optimizer));
     whole.setup(*model);
     whole.train(batch_of({1, 3}), 0.1);
@@ -188,7 +189,8 @@ TEST_CASE("a strict import lists all that is missing, unexpected and of another 
   const Error error = error_of([&] { instance.import_state(broken()); });
   CHECK(error.code == STG_INVALID_ARGUMENT);
   using Catch::Contains;
-  CHECK_THAT(error.message, Contains("missing: bias, optimizer.bias.exp_avg") && Contains("unexpected: other.weight, tail.weight") &&
+  CHECK_THAT(error.message, Contains("missing: bias, optimizer.bias.exp_avg") &&
+                                Contains("unexpected: other.weight, tail.weight") &&
                                 Contains("embed.weight (float32 (3) in the state, float32 (2) here)"));
   CHECK(model_bytes(instance.export_state()) + optimizer_bytes(instance.export_state()) == before);
 
@@ -205,7 +207,8 @@ TEST_CASE("a tied weight is saved once with its aliases; dropping the alias or t
   instance.train(batch_of({1, 1}), 0.1);
   Dict without_alias = taken(instance.export_state());
   drop(dict_at(without_alias, "aliases"), "head.weight");
-  CHECK_THAT(error_of([&] { instance.import_state(make_tree(std::move(without_alias))); }).message, Catch::Contains("missing: head.weight"));
+  CHECK_THAT(error_of([&] { instance.import_state(make_tree(std::move(without_alias))); }).message,
+             Catch::Contains("missing: head.weight"));
   Dict without_tensor = taken(instance.export_state());
   drop(dict_at(without_tensor, "model"), "embed.weight");
   CHECK_THAT(error_of([&] { instance.import_state(make_tree(std::move(without_tensor))); }).message,
@@ -235,7 +238,8 @@ TEST_CASE("another optimizer's state is refused, and left out when not strict") 
   adam.train(batch_of({1}), 0.1);
   Instance sgd("single_device", config("1", R"("optimizer": {"name": "sgd"})"));
   sgd.setup(*model);
-  CHECK_THAT(error_of([&] { sgd.import_state(adam.export_state()); }).message, Catch::Contains("adamw") && Catch::Contains("sgd"));
+  CHECK_THAT(error_of([&] { sgd.import_state(adam.export_state()); }).message,
+             Catch::Contains("adamw") && Catch::Contains("sgd"));
   sgd.import_state(adam.export_state(), 0);
   CHECK(sgd.value("bias") == adam.value("bias"));
   // Weights alone are enough where no optimizer is.

@@ -21,24 +21,25 @@ const std::string lightning = R"(, "options": {"compat": "lightning"})";
 // A masked loss: the mean of w*x over the rows whose x isn't 0, with their number as the denominator.
 std::unique_ptr<ToyModel> masked_model(bool as_tensor = false) {
   std::vector<ToyParameter> parameters{{{"weight"}, {1}, {1}}};
-  return std::make_unique<ToyModel>(parameters, [as_tensor](ToyReplica& replica, const stg_step_context&, const stg_value& batch) {
-    double sum = 0;
-    double count = 0;
-    for (int64_t i = 0; i < num_rows(batch, "x"); ++i) {
-      const double x = element(batch, "x", i);
-      sum += x;
-      count += x != 0 ? 1 : 0;
-    }
-    ToyStep step;
-    step.outputs = scalar(replica.value(0, 0) * sum / count);  // 0/0 without rows
-    if (as_tensor) {
-      step.denominator = scalar(count);
-    } else {
-      step.denominator = count;
-    }
-    step.gradients = {{sum / count}};
-    return step;
-  });
+  return std::make_unique<ToyModel>(parameters,
+                                    [as_tensor](ToyReplica& replica, const stg_step_context&, const stg_value& batch) {
+                                      double sum = 0;
+                                      double count = 0;
+                                      for (int64_t i = 0; i < num_rows(batch, "x"); ++i) {
+                                        const double x = element(batch, "x", i);
+                                        sum += x;
+                                        count += x != 0 ? 1 : 0;
+                                      }
+                                      ToyStep step;
+                                      step.outputs = scalar(replica.value(0, 0) * sum / count);  // 0/0 without rows
+                                      if (as_tensor) {
+                                        step.denominator = scalar(count);
+                                      } else {
+                                        step.denominator = count;
+                                      }
+                                      step.gradients = {{sum / count}};
+                                      return step;
+                                    });
 }
 
 }  // namespace
@@ -267,7 +268,8 @@ TEST_CASE("training_step, backward and optimizer_step equal train_batch bitwise"
 }
 
 TEST_CASE("parameters without a gradient on any replica keep none; on some they count as zero there") {
-  std::vector<ToyParameter> parameters{{{"never"}, {1}, {1}}, {{"sometimes"}, {1}, {1}}, {{"frozen"}, {1}, {1}, STG_PARAMETER_PINNED}};
+  std::vector<ToyParameter> parameters{
+      {{"never"}, {1}, {1}}, {{"sometimes"}, {1}, {1}}, {{"frozen"}, {1}, {1}, STG_PARAMETER_PINNED}};
   ToyModel model(parameters, [](ToyReplica&, const stg_step_context& context, const stg_value&) {
     ToyStep step;
     step.outputs = scalar(0);

@@ -73,7 +73,8 @@ stg_error* describe_replica(void* self, stg_replica* handle, stg_model_descripti
   });
 }
 
-stg_error* step(void* self, stg_replica* handle, const stg_step_context* context, stg_tree* batch, stg_model_step_result* result) {
+stg_error* step(void* self, stg_replica* handle, const stg_step_context* context, stg_tree* batch,
+                stg_model_step_result* result) {
   Tree owned = Tree::receive(batch);
   return guard([&] {
     ToyModel& model = model_of(self);
@@ -121,7 +122,8 @@ stg_error* backward(void* self, stg_replica* handle, stg_graph* graph, double sc
 stg_error* bind(void*, stg_replica* handle, uint64_t index, const stg_tensor* storage, const stg_tensor*) {
   return guard([&] {
     const stg_tensor_view& view = storage->view;
-    TensorPtr bound = make_strided_tensor(nullptr, view.data, view.dtype, {view.shape, view.shape + view.num_dims}, strides_of(view), 0, view.device);
+    TensorPtr bound = make_strided_tensor(nullptr, view.data, view.dtype, {view.shape, view.shape + view.num_dims},
+                                          strides_of(view), 0, view.device);
     bound->view.byte_offset = view.byte_offset;
     replica_of(handle).parameters[index] = std::move(bound);
   });
@@ -129,7 +131,8 @@ stg_error* bind(void*, stg_replica* handle, uint64_t index, const stg_tensor* st
 
 }  // namespace
 
-ToyModel::ToyModel(std::vector<ToyParameter> list, StepFunction function) : parameters(std::move(list)), on_step(std::move(function)) {
+ToyModel::ToyModel(std::vector<ToyParameter> list, StepFunction function)
+    : parameters(std::move(list)), on_step(std::move(function)) {
   table = sized<stg_model>();
   table.self = this;
   table.retain = [](void* self) { ++model_of(self).num_references; };
@@ -188,18 +191,19 @@ std::unique_ptr<ToyModel> linear_model(double initial, stg_dtype dtype) {
   weight.dtype = dtype;
   std::vector<ToyParameter> parameters;
   parameters.push_back(weight);
-  return std::make_unique<ToyModel>(std::move(parameters), [](ToyReplica& replica, const stg_step_context&, const stg_value& batch) {
-    const int64_t rows = num_rows(batch, "x");
-    double mean = 0;
-    for (int64_t i = 0; i < rows; ++i) mean += element(batch, "x", i);
-    mean /= static_cast<double>(rows);
-    ToyStep step;
-    Dict outputs;
-    outputs.emplace_back("loss", scalar(replica.value(0, 0) * mean, replica.parameters[0]->view.dtype));
-    step.outputs = std::move(outputs);
-    step.gradients = {{mean}};
-    return step;
-  });
+  return std::make_unique<ToyModel>(
+      std::move(parameters), [](ToyReplica& replica, const stg_step_context&, const stg_value& batch) {
+        const int64_t rows = num_rows(batch, "x");
+        double mean = 0;
+        for (int64_t i = 0; i < rows; ++i) mean += element(batch, "x", i);
+        mean /= static_cast<double>(rows);
+        ToyStep step;
+        Dict outputs;
+        outputs.emplace_back("loss", scalar(replica.value(0, 0) * mean, replica.parameters[0]->view.dtype));
+        step.outputs = std::move(outputs);
+        step.gradients = {{mean}};
+        return step;
+      });
 }
 
 }  // namespace stratagem::test

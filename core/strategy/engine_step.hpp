@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a step and an update carry from part to part (engine_parts.cpp, engine_steps.cpp). Both are shared by the phases of a run: a
+// replica that comes back late, after its run was given up, still finds them.
+#pragma once
+
+#include <optional>
+
+#include "strategy/elements.hpp"
+#include "strategy/engine.hpp"
+
+namespace stratagem {
+
+// One batch on its way through the replicas.
+struct Engine::Step {
+  Shares shares;
+  stg_step_context context{};
+  std::optional<stg_value> borrowed_batch;  // the host's memory, which outputs must not alias
+  size_t num_shares = 0;
+  // By share; each written by its worker.
+  std::vector<double> weights;  // rows or denominator: what the loop weighs metrics with
+  std::vector<double> scales;   // of the loss in backward
+  std::vector<char> has_denominator;
+  // Serial.
+  bool is_sum = false;
+  double divisor = 0;  // of the scaled losses and gradients
+  Tree outputs;
+
+  bool detects_anomalies() const { return (context.flags & STG_STEP_DETECT_ANOMALY) != 0; }
+  StepResult result() { return {std::move(outputs), weights}; }
+};
+
+// One update of the parameters.
+struct Engine::Update {
+  stg_update_args args{};
+  UpdateResult result;
+  bool is_skipped = false;
+};
+
+}  // namespace stratagem

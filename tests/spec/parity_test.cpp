@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// docs/semantics.md, "Equality": data_parallel on several devices against single_device, with models on LibTorch. In float32 training
+// itself amplifies rounding, so there each step is compared from equal weights; in float64 fifty steps are compared freely.
+#include <cmath>
+#include <random>
+
+#include "spec/instance.hpp"
+#include "support/catch.hpp"
+
+using namespace stratagem;
+using namespace stratagem::test;
+
+namespace {
+
+struct Case {
+  std::string name;
+  const stg_model* model;
+  std::function<Tree(std::mt19937&)> batch;
+};
+
+TensorPtr random_classes(std::mt19937& random, int64_t rows, int64_t num_classes) {
+  TensorPtr targets = allocate_tensor(int64, {rows});
+  for (int64_t i = 0; i < rows; ++i) first_element<int64_t>(targets->view)[i] = static_cast<int64_t>(random()) % num_classes;
+  return targets;
+}
+
+Tree mlp_batch(std::mt19937& random) {
+  const int64_t rows = 23;  // a multiple of no device count
+  TensorPtr inputs = allocate_tensor(float32, {rows, 6});
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < rows * 6; ++i) first_element<float>(inputs->view)[i] = normal(random);
+  Dict batch;
+  batch.emplace_back("inputs", std::move(inputs));
+  batch.emplace_back("targets", random_classes(random, rows, 4));
+  return make_tree(std::move(batch));
+}
+
+Tree cnn_batch(std::mt19937& random) {
+  const int64_t rows = 9;
+  TensorPtr inputs = allocate_tensor(uint8, {rows, 28, 28});
+  for (int64_t i = 0; i < rows * 28 * 28; ++i) first_element<uint8_t>(inputs->view)[i] = static_cast<uint8_t>(random());
+  Dict batch;
+  batch.emplace_back("inputs", std::move(inputs));
+  batch.emplace_back("targets", random_classes(random, rows, 10));
+  return make_tree(std::move(batch));
+}
+
+std::vector<Case> cases() {
+  static const stg_model* mlp = make_model(load_plugin(MLP_PLUGIN), "mlp",
+                                           R"({"sizes": [6, 70, 70, 4], "activation": "tanh", "tied": true, "unused": true})");
+  static const stg_model* cnn = make_model(load_plugin(FASHION_CNN_PLUGIN), "fashion_cnn", R"({"channels": 2})");
+  return {{"mlp", mlp, mlp_batch}, {"fashion_cnn", cnn, cnn_batch}};
+}
+
+const std::vector<std::string> optimizers{R"({"name": "sgd", "momentum": 0.9, "weight_decay": 0.01})", R"({"name": "adamw"})"};
+
+std::string config(const std::string& optimizer, int num_devices, const std::string& precision) {
+  return concat("{\"devices\": ", num_devices, ", \"seed\": 3, \"precision\": \"", precision, "\", \"optimizer\": ", optimizer,
+                "}");
+}
+
+// The largest over all tensors of |a-b| / max(|b|, 1e-3 x the norm of all), in the 2-norm.
+double distance(const stg_value& a, const stg_value& b) {
+  std::vector<double> differences, norms;
+  double whole = 0;
+  for (uint32_t e = 0; e < b.count; ++e) {
+    const stg_value* other = find(a, text_of(b.as.entries[e].key));
+    REQUIRE(other != nullptr);
+    REQUIRE(other->type == b.as.entries[e].value.type);
+    if (other->type != STG_TENSOR) continue;
+    const std::vector<double> x = numbers(*other);
+    const std::vector<double> y = numbers(b.as.entries[e].value);
+    double difference = 0;
+    double norm = 0;
+    for (size_t i = 0; i < y.size(); ++i) {
+      difference += (x[i] - y[i]) * (x[i] - y[i]);
+      norm += y[i] * y[i];
+    }
+    differences.push_back(std::sqrt(difference));
+    norms.push_back(std::sqrt(norm));
+    whole += norm;
+  }
+  double largest = 0;
+  for (size_t i = 0; i < norms.size(); ++i)
+    largest = std::max(largest, differences[i] / std::max(norms[i], 1e-3 * std::sqrt(whole)));
+  return largest;
+}
+
+double lr_of(const std::string& optimizer) { return optimizer.find("sgd") != std::string::npos ? 0.05 : 1e-3; }
+
+}  // namespace
+
+TEST_CASE("in 64-true, 2, 3 and 7 devices equal one device over 50 steps") {
+  for (const Case& c : cases()) {
+    for (const std::string& optimizer : optimizers) {
+      for (const int num_devices : {2, 3, 7}) {
+        std::mt19937 random(11);
+        Instance one("single_device", config(optimizer, 1, "64-true"));
+        Instance several("data_parallel", config(optimizer, num_devices, "64-true"));
+        one.setup(c.model);
+        several.setup(c.model);
+        for (int step = 0; step < 50; ++step) {
+          Tree batch = c.batch(random);
+          const double loss = one.train(Tree::view(batch.root()), lr_of(optimizer)).loss();
+          CHECK(several.train(std::move(batch), lr_of(optimizer)).loss() == Approx(loss).epsilon(1e-10));
+        }
+        INFO(c.name << ", " << optimizer << ", " << num_devices << " devices, seed 11");
+        CHECK(distance(*find(several.export_state().root(), "model"), *find(one.export_state().root(), "model")) < 1e-9);
+      }
+    }
+  }
+}
+
+TEST_CASE("in 32-true, each step's gradients on 2, 3 and 7 devices equal one device's from equal weights") {
+  for (const Case& c : cases()) {
+    for (const std::string& optimizer : optimizers) {
+      for (const int num_devices : {2, 3, 7}) {
+        std::mt19937 random(12);
+        Instance one("single_device", config(optimizer, 1, "32-true"));
+        Instance several("data_parallel", config(optimizer, num_devices, "32-true"));
+        one.setup(c.model);
+        several.setup(c.model);
+        for (int step = 0; step < 10; ++step) {
+          several.import_state(one.export_state(0));
+          Tree batch = c.batch(random);
+          one.training_step(Tree::view(batch.root()));
+          several.training_step(std::move(batch));
+          one.backward(true);
+          several.backward(true);
+          INFO(c.name << ", " << optimizer << ", " << num_devices << " devices, step " << step << ", seed 12");
+          CHECK(distance(several.gradients().root(), one.gradients().root()) < 1e-5);
+          one.optimizer_step(lr_of(optimizer));
+          several.optimizer_step(lr_of(optimizer));
+          CHECK(distance(*find(several.export_state(0).root(), "model"), *find(one.export_state(0).root(), "model")) < 1e-4);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("data_parallel on one device equals single_device bitwise, with models on LibTorch") {
+  for (const Case& c : cases()) {
+    for (const std::string& optimizer : optimizers) {
+      std::mt19937 random(13);
+      Instance one("single_device", config(optimizer, 1, "32-true"));
+      Instance parallel("data_parallel", config(optimizer, 1, "32-true"));
+      one.setup(c.model);
+      parallel.setup(c.model);
+      for (int step = 0; step < 10; ++step) {
+        Tree batch = c.batch(random);
+        one.train(Tree::view(batch.root()), lr_of(optimizer), STG_CLIP_NORM, 0.7);
+        parallel.train(std::move(batch), lr_of(optimizer), STG_CLIP_NORM, 0.7);
+      }
+      CHECK(model_bytes(one.export_state()) == model_bytes(parallel.export_state()));
+      CHECK(optimizer_bytes(one.export_state()) == optimizer_bytes(parallel.export_state()));
+    }
+  }
+}
+
+TEST_CASE("with dropout a run on two devices is reproducible bitwise, and its replicas draw different numbers") {
+  const stg_model* model = make_model(load_plugin(MLP_PLUGIN), "mlp", R"({"sizes": [6, 64, 4], "dropout": 0.5})");
+  std::vector<std::string> results;
+  for (int run = 0; run < 3; ++run) {
+    std::mt19937 random(14);
+    Instance instance("data_parallel", config(optimizers[0], 2, "32-true"));
+    instance.setup(model);
+    for (int step = 0; step < 5; ++step) instance.train(mlp_batch(random), 0.1);
+    results.push_back(model_bytes(instance.export_state()));
+  }
+  CHECK(results[0] == results[1]);
+  CHECK(results[0] == results[2]);
+
+  // The same rows for both replicas: equal numbers would give equal losses.
+  Instance instance("data_parallel", config(optimizers[0], 2, "32-true"));
+  instance.setup(model);
+  const Tree state = instance.export_state();
+  const stg_value& generators = *find(state.root(), "generators");
+  REQUIRE(generators.count == 2);
+  CHECK(std::string(generators.as.items[0].as.bytes, generators.as.items[0].as.bytes + generators.as.items[0].count) !=
+        std::string(generators.as.items[1].as.bytes, generators.as.items[1].as.bytes + generators.as.items[1].count));
+}
+
+TEST_CASE("accumulated, clipped and resumed training on LibTorch models is the same as unbroken") {
+  for (const Case& c : cases()) {
+    std::mt19937 random(15);
+    std::vector<Tree> batches;
+    for (int i = 0; i < 8; ++i) batches.push_back(c.batch(random));
+    const auto run = [&](Instance& instance, size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        Tree batch = Tree::view(batches[i].root());
+        if (i % 2 == 0) {
+          instance.accumulate(std::move(batch));
+        } else {
+          instance.train(std::move(batch), 0.01, STG_CLIP_NORM, 0.5);
+        }
+      }
+    };
+    Instance whole("data_parallel", config(optimizers[1], 2, "32-true"));
+    whole.setup(c.model);
+    run(whole, 0, 8);
+    Instance first("data_parallel", config(optimizers[1], 2, "32-true"));
+    first.setup(c.model);
+    run(first, 0, 4);
+    Instance second("data_parallel", config(optimizers[1], 2, "32-true"));
+    second.setup(c.model, STG_STAGE_FIT, first.export_state());
+    run(second, 4, 8);
+    CHECK(model_bytes(second.export_state()) == model_bytes(whole.export_state()));
+  }
+}
+
+TEST_CASE("faults of LibTorch models are told with replica, device and text, and the next batch works") {
+  for (const std::string fault : {"runtime_error", "c10_error", "int"}) {
+    const std::string options =
+        R"({"sizes": [6, 8, 4], "buffers": true, "fault_replica": 1, "fault_step": 0, "fault": ")" + fault + "\"}";
+    const stg_model* model = make_model(load_plugin(MLP_PLUGIN), "mlp", options);
+    std::mt19937 random(16);
+    Instance instance("data_parallel", config(optimizers[0], 2, "32-true"));
+    instance.setup(model);
+    const std::string before = model_bytes(instance.export_state());
+    const Error error = error_of([&] { instance.train(mlp_batch(random), 0.1); });
+    CHECK(error.replica == 1);
+    CHECK(error.device.index == 1);
+    if (fault != "int") CHECK_THAT(error.message, Catch::Contains("told to fail"));
+    CHECK(model_bytes(instance.export_state()) == before);
+    Tree batch = mlp_batch(random);
+    stg_update_args update = sized<stg_update_args>();
+    update.lr = 0.1;
+    stg_step_args args = sized<stg_step_args>();
+    args.batch = batch.argument();
+    args.global_step = 1;
+    args.flags = STG_BATCH_LAST_MICRO_BATCH;
+    args.update = &update;
+    stg_step_result result = sized<stg_step_result>();
+    check(instance.api.train_batch(instance.self, nullptr, &args, &result, nullptr));
+    const Tree outputs{result.outputs};
+    CHECK(model_bytes(instance.export_state()) != before);
+  }
+}
