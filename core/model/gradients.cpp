@@ -45,7 +45,7 @@ void GradientReporter::run(const at::Tensor& loss, double scale, const stg_gradi
   try {
     loss.backward(at::scalar_tensor(scale, loss.options().requires_grad(false)));
     for (uint64_t i = 0; i < reported_.size(); ++i) {
-      if (reported_[i] == 0 && replica_.parameters()[i].tensor.requires_grad()) check(sink.ready(sink.self, i, nullptr, nullptr));
+      if (reported_[i] == 0 && replica_.parameters()[i].tensor.requires_grad()) report_late(i);
     }
   } catch (...) {
     sink_ = nullptr;
@@ -67,6 +67,24 @@ void GradientReporter::accumulated(uint64_t index) {
   }
 }
 
+// No hook came: there is no gradient, or the parameter was frozen when hooks were set.
+void GradientReporter::report_late(uint64_t index) {
+  if (replica_.parameters()[index].tensor.grad().defined()) {
+    accumulated(index);
+  } else {
+    taken(index, sink_->ready(sink_->self, index, nullptr, nullptr));
+  }
+}
+
+void GradientReporter::taken(uint64_t index, stg_error* error) {
+  try {
+    check(error);
+  } catch (const Error& cause) {
+    throw cause.within(concat("the gradient of '", replica_.parameters()[index].names.front(), "' was not taken"), replica_.index(),
+                       replica_.abi_device());
+  }
+}
+
 void GradientReporter::report(uint64_t index, at::Tensor gradient) {
   const ReplicaTensor& entry = replica_.parameters()[index];
   if (gradient.is_sparse() && STG_HAS(stg_gradient_sink, sink_, ready_sparse) && !entry.bound_gradient.defined()) {
@@ -83,7 +101,7 @@ void GradientReporter::report(uint64_t index, at::Tensor gradient) {
   }
   TensorPtr handle = to_dlpack(gradient);
   gradient = at::Tensor();  // now the handle is the only one that refers to the memory
-  check(sink_->ready(sink_->self, index, handle.release(), nullptr));
+  taken(index, sink_->ready(sink_->self, index, handle.release(), nullptr));
 }
 
 void GradientReporter::report_sparse(uint64_t index, const at::Tensor& gradient) {
@@ -93,7 +111,7 @@ void GradientReporter::report_sparse(uint64_t index, const at::Tensor& gradient)
   TensorPtr indices = to_dlpack(gradient._indices());
   TensorPtr values = to_dlpack(gradient._values());
   const std::vector<int64_t> shape = gradient.sizes().vec();
-  check(sink_->ready_sparse(sink_->self, index, indices.release(), values.release(), shape.data(), shape.size(), nullptr));
+  taken(index, sink_->ready_sparse(sink_->self, index, indices.release(), values.release(), shape.data(), shape.size(), nullptr));
 }
 
 // After an error nothing of the half-done backward may be added to the next one.

@@ -7,7 +7,6 @@
 
 #include <stratagem/model.h>
 
-#include <atomic>
 #include <vector>
 
 #include "model/replica.hpp"
@@ -30,6 +29,9 @@ class GradientReporter {
  private:
   void report(uint64_t index, at::Tensor gradient);
   void report_sparse(uint64_t index, const at::Tensor& gradient);
+  void report_late(uint64_t index);
+  /// Throws an error that the sink gave, as the cause of one that names the parameter.
+  void taken(uint64_t index, stg_error* error);
   void drop_gradients();
 
   ModelReplica& replica_;

@@ -86,6 +86,13 @@ void refuse_nan(const TensorTree& outputs) {
   });
 }
 
+// LibTorch doesn't know read-only memory. It counts writes, though.
+void refuse_writes(const ReadOnly& read_only, const char* name) {
+  for (const auto& [path, tensor] : read_only) {
+    if (tensor._version() != 0) throw failed_precondition(name, " wrote to batch", path, ", which is read-only; clone it first");
+  }
+}
+
 void set_denominator(const TensorTree& denominator, StepResult& result) {
   if (const auto* tensor = std::get_if<at::Tensor>(&denominator.data)) {
     if (!tensor->defined() || tensor->dim() != 0) throw invalid_argument("the step's denominator must be a number or a 0-dim tensor");
@@ -106,7 +113,8 @@ StepResult run_step(ModelReplica& replica, const stg_step_context& given, Tree b
   const bool is_borrowed = batch_tree.borrowed();
   validate(batch_tree.root(), "batch");
   // Before inference mode: tensors made inside it could not be told from the model's own.
-  const TensorTree batch = import_tree(std::move(batch_tree), replica.floating_dtype());
+  ReadOnly read_only;
+  const TensorTree batch = import_tree(std::move(batch_tree), replica.floating_dtype(), read_only);
   const StepContext context{replica.host(),    replica.device(),       given.replica,     given.num_replicas, given.stage,
                             given.batch_index, given.dataloader_index, given.global_step};
   std::optional<at::ScalarType> autocast_dtype;
@@ -119,6 +127,7 @@ StepResult run_step(ModelReplica& replica, const stg_step_context& given, Tree b
     return call_step(replica.model(), Batch(batch, concat(name, ": batch")), context);
   }();
 
+  refuse_writes(read_only, name);
   if ((given.flags & STG_STEP_DETECT_ANOMALY) != 0) refuse_nan(output.outputs);
   StepResult result;
   if ((given.flags & STG_STEP_GRADIENT) != 0) result.graph = make_graph(output.outputs, given.flags);

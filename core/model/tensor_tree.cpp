@@ -108,12 +108,13 @@ namespace {
 
 class Importer {
  public:
-  Importer(bool borrowed, std::optional<at::ScalarType> floating_dtype) : borrowed_(borrowed), floating_dtype_(floating_dtype) {}
+  Importer(bool borrowed, std::optional<at::ScalarType> floating_dtype, ReadOnly& read_only)
+      : borrowed_(borrowed), floating_dtype_(floating_dtype), read_only_(read_only) {}
 
-  TensorTree operator()(stg_value& value) const {
+  TensorTree operator()(const KeyPath& path, stg_value& value) const {
     switch (value.type) {
       case STG_TENSOR:
-        return tensor(value);
+        return tensor(path, value);
       case STG_OPAQUE:
         return opaque(value);
       case STG_BOOL:
@@ -127,54 +128,57 @@ class Importer {
       case STG_BYTES:
         return Bytes{{value.as.bytes, value.as.bytes + value.count}};
       case STG_LIST:
-        return items(value);
+        return items(path, value);
       case STG_TUPLE:
-        return TensorTree::Tuple{items(value)};
-      case STG_DICT: {
-        TensorTree::Dict dict;
-        dict.reserve(value.count);
-        for (uint32_t i = 0; i < value.count; ++i) {
-          dict.emplace_back(text_of(value.as.entries[i].key), (*this)(value.as.entries[i].value));
-        }
-        return dict;
-      }
+        return TensorTree::Tuple{items(path, value)};
+      case STG_DICT:
+        return entries(path, value);
       default:
         return {};
     }
   }
 
  private:
-  TensorTree::List items(stg_value& value) const {
+  TensorTree::List items(const KeyPath& path, stg_value& value) const {
     TensorTree::List list;
     list.reserve(value.count);
-    for (uint32_t i = 0; i < value.count; ++i) list.push_back((*this)(value.as.items[i]));
+    for (uint32_t i = 0; i < value.count; ++i) list.push_back((*this)(KeyPath(&path, i), value.as.items[i]));
     return list;
   }
 
-  at::Tensor tensor(stg_value& value) const {
-    at::Tensor imported;
-    if (borrowed_) {
-      imported = view_tensor(*value.as.tensor, "batch");
-    } else {
-      TensorPtr taken(value.as.tensor);
-      value = {};
-      imported = to_tensor(std::move(taken), "batch");
+  TensorTree::Dict entries(const KeyPath& path, stg_value& value) const {
+    TensorTree::Dict dict;
+    dict.reserve(value.count);
+    for (uint32_t i = 0; i < value.count; ++i) {
+      stg_entry& entry = value.as.entries[i];
+      dict.emplace_back(text_of(entry.key), (*this)(KeyPath(&path, text_of(entry.key)), entry.value));
     }
-    return floating_dtype_.has_value() && imported.is_floating_point() ? imported.to(*floating_dtype_) : imported;
+    return dict;
   }
 
-  TensorTree::Opaque opaque(stg_value& value) const {
+  at::Tensor tensor(const KeyPath& path, stg_value& value) const {
+    const bool is_read_only = (value.as.tensor->flags & STG_TENSOR_READ_ONLY) != 0;
+    at::Tensor imported = borrowed_ ? view_tensor(*value.as.tensor, "batch") : to_tensor(TensorPtr(std::exchange(value, {}).as.tensor), "batch");
+    if (floating_dtype_.has_value() && imported.is_floating_point() && imported.scalar_type() != *floating_dtype_) {
+      return imported.to(*floating_dtype_);
+    }
+    if (is_read_only) read_only_.emplace_back(path.text(), imported);
+    return imported;
+  }
+
+  TensorTree opaque(stg_value& value) const {
     stg_opaque* object = value.as.opaque;
     if (borrowed_) {
       object->retain(object);
     } else {
       value = {};
     }
-    return {object, OpaqueRelease{}};
+    return TensorTree::Opaque(object, OpaqueRelease{});
   }
 
   bool borrowed_;
   std::optional<at::ScalarType> floating_dtype_;
+  ReadOnly& read_only_;
 };
 
 // --- out
@@ -233,8 +237,8 @@ class Exporter {
 
 }  // namespace
 
-TensorTree import_tree(Tree tree, std::optional<at::ScalarType> floating_dtype) {
-  return Importer(tree.borrowed(), floating_dtype)(tree.root());
+TensorTree import_tree(Tree tree, std::optional<at::ScalarType> floating_dtype, ReadOnly& read_only) {
+  return Importer(tree.borrowed(), floating_dtype, read_only)(KeyPath(), tree.root());
 }
 
 Tree export_tree(const TensorTree& outputs, const TensorTree* borrowed) { return make_tree(Exporter(borrowed)(outputs, "outputs")); }

@@ -9,8 +9,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -96,9 +98,12 @@ class Batch {
 
 namespace sdk {
 
+/// Tensors that nobody may write to, and where they stand.
+using ReadOnly = std::vector<std::pair<std::string, at::Tensor>>;
+
 /// Takes a tree of the ABI over: tensors change hands without a copy, out of a borrowed tree they are views. Validated before.
-/// Floating tensors become `floating_dtype` where that is given.
-TensorTree import_tree(Tree tree, std::optional<at::ScalarType> floating_dtype);
+/// Floating tensors become `floating_dtype` where that is given. `read_only` is told of those that were imported as they are.
+TensorTree import_tree(Tree tree, std::optional<at::ScalarType> floating_dtype, ReadOnly& read_only);
 
 /// The outputs as a tree of the ABI. A tensor that shares memory with `borrowed` (null: nothing is borrowed) is copied.
 Tree export_tree(const TensorTree& outputs, const TensorTree* borrowed);

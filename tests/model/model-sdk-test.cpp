@@ -2,6 +2,7 @@
 //
 // The model SDK, seen through the ABI: what a strategy relies on.
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/embedding.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
@@ -152,6 +153,78 @@ TEST_CASE("A gradient is handed over without a copy, and nobody else refers to i
       CHECK(adopted.storage().use_count() == 1);
     });
   }
+}
+
+namespace {
+
+// Trains its second parameter from the second step on.
+class Thawing : public TensorModel {
+ public:
+  explicit Thawing(const nlohmann::json&)
+      : first_(register_parameter("first", at::ones({2}))), second_(register_parameter("second", at::ones({2}), false)) {}
+  StepOutput training_step(const Batch&, const StepContext& context) override {
+    if (context.global_step == 1) second_.set_requires_grad(true);
+    return first_.mul(second_).sum();
+  }
+
+ private:
+  at::Tensor first_;
+  at::Tensor second_;
+};
+
+// An embedding with a sparse gradient.
+class Sparse : public TensorModel {
+ public:
+  explicit Sparse(const nlohmann::json&) : table_(register_parameter("table", at::ones({4, 2}))) {}
+  StepOutput training_step(const Batch& batch, const StepContext&) override {
+    return at::embedding(table_, batch["inputs"].tensor(), -1, false, /*sparse=*/true).sum();
+  }
+
+ private:
+  at::Tensor table_;
+};
+
+}  // namespace
+
+TEST_CASE("A parameter that is thawed during training gets its gradient") {
+  const Replica replica(own_model<Thawing>(), replicate_args());
+  ModelStep step = train(replica, batch_of(at::ones({1}), {}));
+  CHECK(gradients_of(replica, std::move(step.graph)).size() == 1);
+  stg_step_context later = step_context(STG_STAGE_FIT, STG_STEP_GRADIENT);
+  later.global_step = 1;
+  for (int i = 0; i < 2; ++i) {
+    step = replica.step(later, batch_of(at::ones({1}), {}));
+    CHECK(at::equal(gradients_of(replica, std::move(step.graph)).at(1), at::ones({2})));
+  }
+}
+
+TEST_CASE("A sparse gradient goes to a sink that takes them, coalesced, and is made dense for others") {
+  const Model model = own_model<Sparse>();
+  const Replica replica(model, replicate_args());
+  const at::Tensor rows = at::ones({3}, at::kLong);
+  ModelStep step = train(replica, batch_of(rows, {}));
+  const at::Tensor dense = gradients_of(replica, std::move(step.graph)).at(0);
+  CHECK(dense.sum().item<float>() == 6.0F);
+  CHECK(dense.select(0, 1).sum().item<float>() == 6.0F);
+
+  struct Taken {
+    at::Tensor indices;
+    at::Tensor values;
+    std::vector<int64_t> shape;
+  } taken;
+  auto sink = sized<stg_gradient_sink>();
+  sink.self = &taken;
+  sink.ready = [](void*, uint64_t, stg_tensor*, const stg_stream*) { return to_abi(internal("not sparse")); };
+  sink.ready_sparse = [](void* self, uint64_t, stg_tensor* indices, stg_tensor* values, const int64_t* shape, uint64_t num_dims,
+                         const stg_stream*) -> stg_error* {
+    *static_cast<Taken*>(self) = {to_tensor(TensorPtr(indices)), to_tensor(TensorPtr(values)), {shape, shape + num_dims}};
+    return nullptr;
+  };
+  step = train(replica, batch_of(rows, {}));
+  check(model.table().backward(model.self(), replica.get(), step.graph.release(), 1, 0, &sink));
+  CHECK(taken.indices.sizes() == at::IntArrayRef({1, 1}));
+  CHECK(at::equal(taken.values, at::ones({1, 2}).mul(3)));
+  CHECK(taken.shape == std::vector<int64_t>{4, 2});
 }
 
 TEST_CASE("Replicas in two threads draw reproducible dropout, each its own") {
@@ -305,13 +378,20 @@ TEST_CASE("An error from the sink ends backward, comes back, and leaves nothing 
   const Replica replica(mlp(), replicate_args());
   const Rows rows;
   const Trained expected = train_once(replica, rows);
-  ModelStep step = train(replica, rows.batch());
-  CHECK_THAT(failure([&] {
-               replica.backward(std::move(step.graph), 1, [](uint64_t index, TensorPtr) {
-                 if (index == 2) throw Error{STG_ABORTED, "enough"};
-               });
-             }),
-             Catch::Contains("ABORTED") && Catch::Contains("enough"));
+  for (const uint64_t at_index : {0U, 2U}) {
+    ModelStep step = train(replica, rows.batch());
+    try {
+      replica.backward(std::move(step.graph), 1, [at_index](uint64_t index, TensorPtr) {
+        if (index == at_index) throw Error{STG_ABORTED, "enough"};
+      });
+      FAIL("backward should have failed");
+    } catch (const Error& error) {
+      CHECK(error.code == STG_ABORTED);
+      CHECK_THAT(error.message, Catch::Contains(at_index == 0 ? "layer0.weight" : "layer1.weight") && Catch::Contains("not taken"));
+      REQUIRE(error.cause != nullptr);
+      CHECK(text_of(error.cause->message) == "enough");
+    }
+  }
   CHECK(same(train_once(replica, rows), expected));
 }
 

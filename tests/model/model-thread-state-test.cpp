@@ -158,6 +158,20 @@ TEST_CASE("An output that would alias a borrowed batch is a copy") {
   CHECK(counted.num_released == 0);
 }
 
+TEST_CASE("A step that writes to a read-only batch is an error that names the place; reading is fine") {
+  const Replica replica(own_model<Telling>(), replicate_args());
+  Counted counted;
+  counted.tensor.flags = STG_TENSOR_READ_ONLY;
+  const uint32_t flags = GENERATE(STG_STEP_GRADIENT, STG_STEP_INFERENCE);
+  CHECK(output(replica.step(step_context(STG_STAGE_FIT, flags), counted.batch()), "loss").item<float>() == 18.0F);
+  Dict writing;
+  writing.emplace_back("inputs", TensorPtr{&counted.tensor});
+  writing.emplace_back("write", true);
+  CHECK_THAT(failure([&] { replica.step(step_context(STG_STAGE_FIT, flags), make_tree(std::move(writing))); }),
+             Catch::Contains("training_step wrote to batch[\"inputs\"], which is read-only"));
+  CHECK(counted.num_released == 2);
+}
+
 namespace {
 
 // Steps that are wrong, one each.
