@@ -116,7 +116,10 @@ Tree Engine::batch_to_device(const Call&, Tree batch, stg_device target, int64_t
   return Tree{moved};
 }
 
-Tree Engine::reduce(const Call&, Tree object, uint32_t op) { return reduce_leaves(std::move(object), op, options_.lightning); }
+Tree Engine::reduce(const Call&, Tree object, uint32_t op) {
+  if (gathers_outputs_) return reduce_leaves(std::move(object), op, options_.lightning);
+  return object.borrowed() ? copy_tree(object.root()) : std::move(object);
+}
 
 void Engine::barrier(const Call&, std::string_view) {
   if (!training_) return;

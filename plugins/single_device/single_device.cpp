@@ -17,7 +17,7 @@ class SingleDevice final : public Engine {
   "additionalProperties": false,
   "properties": {
     "compat": {
-      "description": "lightning: reduce() goes through float32, as PyTorch Lightning's does",
+      "description": "lightning: micro-batches of a window weigh the same, whatever their size, as in PyTorch Lightning",
       "enum": ["lightning"]
     }
   }

@@ -69,7 +69,7 @@ TEST_CASE("complex tensors have a mean and a sum, but no min or max") {
 }
 
 TEST_CASE("an empty tensor has no mean, and the error names its key path") {
-  Instance instance("single_device", "{}");
+  Instance instance("data_parallel", plain);
   Dict dict;
   dict.emplace_back("empty", tensor_of({}, {0}));
   const Error error = error_of([&] { instance.reduce(make_tree(std::move(dict))); });
@@ -78,24 +78,33 @@ TEST_CASE("an empty tensor has no mean, and the error names its key path") {
 }
 
 TEST_CASE("nested trees keep their structure, other leaves pass unchanged") {
-  for (const std::string strategy : {"single_device", "data_parallel"}) {
-    Instance instance(strategy, plain);
-    List list;
-    list.emplace_back(tensor_of({1, 3}, {2}));
-    list.emplace_back(tensor_of({5, 7}, {1, 2}));
-    Dict inner;
-    inner.emplace_back("b", std::move(list));
-    Dict dict;
-    dict.emplace_back("a", std::move(inner));
-    dict.emplace_back("c", "text");
-    dict.emplace_back("d", 2.0);
-    const Tree out = instance.reduce(make_tree(std::move(dict)));
-    const stg_value& b = *find(*find(out.root(), "a"), "b");
-    CHECK(numbers(b.as.items[0]) == std::vector<double>{2});
-    CHECK(numbers(b.as.items[1]) == std::vector<double>{6});
-    CHECK(text_of(*find(out.root(), "c")) == "text");
-    CHECK(find(out.root(), "d")->as.f64 == 2.0);
-  }
+  Instance instance("data_parallel", plain);
+  List list;
+  list.emplace_back(tensor_of({1, 3}, {2}));
+  list.emplace_back(tensor_of({5, 7}, {1, 2}));
+  Dict inner;
+  inner.emplace_back("b", std::move(list));
+  Dict dict;
+  dict.emplace_back("a", std::move(inner));
+  dict.emplace_back("c", "text");
+  dict.emplace_back("d", 2.0);
+  const Tree out = instance.reduce(make_tree(std::move(dict)));
+  const stg_value& b = *find(*find(out.root(), "a"), "b");
+  CHECK(numbers(b.as.items[0]) == std::vector<double>{2});
+  CHECK(numbers(b.as.items[1]) == std::vector<double>{6});
+  CHECK(text_of(*find(out.root(), "c")) == "text");
+  CHECK(find(out.root(), "d")->as.f64 == 2.0);
+}
+
+TEST_CASE("a single device's reduce gives back the same object, a borrowed one copied") {
+  Instance instance("single_device", "{}");
+  TensorPtr tensor = tensor_of({1, 3}, {2});
+  const void* memory = tensor->view.data;
+  const Tree out = instance.reduce(make_tree(std::move(tensor)));
+  CHECK(out.root().as.tensor->view.data == memory);
+  const Tree copy = instance.reduce(Tree::view(out.root()));
+  CHECK(numbers(copy.root()) == std::vector<double>{1, 3});
+  CHECK(copy.root().as.tensor->view.data != memory);
 }
 
 TEST_CASE("compat lightning goes through float32 and back to its own dtype") {
