@@ -12,13 +12,14 @@
 
 namespace stratagem::cli {
 
-bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
+bool stderr_is_terminal() {
+  const char* term = std::getenv("TERM");
+  return isatty(STDERR_FILENO) != 0 && (term == nullptr || std::string_view(term) != "dumb");
+}
 
 bool stderr_has_colour() {
   const char* no_color = std::getenv("NO_COLOR");
-  const char* term = std::getenv("TERM");
-  return stderr_is_terminal() && (no_color == nullptr || *no_color == '\0') && term != nullptr &&
-         std::string_view(term) != "dumb";
+  return stderr_is_terminal() && (no_color == nullptr || *no_color == '\0');
 }
 
 void say(uint32_t level, std::string_view text) {

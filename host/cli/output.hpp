@@ -13,10 +13,10 @@ namespace stratagem::cli {
 /// Exit codes. An interrupted run ends with 128 + the signal's number: 130, 143.
 enum Exit : int { fine = 0, failed = 1, bad_input = 2, bad_plugin = 3 };
 
-/// Whether escape sequences may be written to stderr.
-bool stderr_has_colour();
-/// Whether stderr is a terminal at all.
+/// Whether stderr is a terminal that understands escape sequences.
 bool stderr_is_terminal();
+/// Whether they may be colours.
+bool stderr_has_colour();
 
 /// "warning: text" on a line of its own, above the progress bar if there is one.
 void say(uint32_t level, std::string_view text);

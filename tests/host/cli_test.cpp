@@ -154,9 +154,29 @@ TEST_CASE("schema prints the config's schema, and a model's options") {
   CHECK(run_stratagem({"schema", "--model", "none"}).code == 2);
 }
 
-TEST_CASE("Output that is no terminal gets no escape sequences and no progress") {
+TEST_CASE("On a terminal errors are coloured, but not with NO_COLOR or on a dumb one, and never elsewhere") {
   const Config config;
-  const Finished wrong = config.fit();
-  CHECK(wrong.err.find('\033') == std::string::npos);
-  CHECK(wrong.err.find('\r') == std::string::npos);
+  const std::vector<std::string> words = {"fit", (config.folder / "c.json").string()};
+  using Environment = std::map<std::string, std::string>;
+  const auto colours = [&](const Environment& environment, bool on_terminal) {
+    const std::string err = run_stratagem(words, "/", environment, {.on_terminal = on_terminal}).err;
+    CHECK(err == Contains{"there is no strategy"});
+    return err.find("\033[") != std::string::npos;
+  };
+  CHECK(colours({{"TERM", "xterm"}}, true));
+  CHECK(!colours({{"TERM", "xterm"}, {"NO_COLOR", "1"}}, true));
+  CHECK(!colours({{"TERM", "dumb"}}, true));
+  CHECK(!colours({{"TERM", "xterm"}}, false));
+}
+
+TEST_CASE("A plugin is opened by its absolute path, whatever LD_LIBRARY_PATH says") {
+  const TemporaryFolder folder;
+  for (const char* name : {"a", "b"}) fs::create_directory(folder / name);
+  write_file(folder / "a/toy.so", "not this one");
+  fs::copy_file(TEST_PLUGINS "/toy/toy_model.so", folder / "b/toy.so");
+  const Finished schema =
+      run_stratagem({"schema", "--model", "toy"}, folder / "a",
+                    {{"STRATAGEM_PLUGIN_PATH", (folder / "b").string()}, {"LD_LIBRARY_PATH", (folder / "a").string()}});
+  INFO(schema.err);
+  CHECK(schema.code == 0);
 }

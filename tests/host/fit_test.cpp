@@ -200,3 +200,26 @@ TEST_CASE("A folder that can't be written to is told before training") {
   CHECK(metrics.err == Contains{"/metrics/path: "});
   CHECK(run.trace().empty());
 }
+
+TEST_CASE("A progress bar is drawn on a terminal, and only there") {
+  const Run run("single_device");
+  const std::vector<std::string> words = {"fit", (run.folder / "c.json").string(), "--json"};
+  REQUIRE(run.fit().err == "");  // writes the config
+  const std::map<std::string, std::string> environment = {
+      {"STRATAGEM_PLUGIN_PATH", TEST_PLUGINS "/toy"}, {"TERM", "xterm"}, {"NO_COLOR", "1"}};
+  const Finished shown = run_stratagem(words, "/", environment, {.on_terminal = true});
+  INFO(shown.err);
+  CHECK(shown.code == 0);
+  CHECK(shown.err == Contains{"epoch 1/1 [########################] 10/10  step 10"});
+  CHECK(shown.json()["steps"] == 10);
+}
+
+TEST_CASE("A plugin built with another LibTorch than the one in the process is refused with both") {
+  const Run run("single_device");
+  const std::string other = TEST_PLUGINS "/other_libtorch/toy_other_libtorch.so";
+  const Finished refused = run.fit({"model.name=null", "model.path=" + other});
+  CHECK(refused.code == 3);
+  CHECK(refused.err == Contains{other + " was built with LibTorch 1.13.1, but this process already holds LibTorch "});
+  CHECK(refused.err == Contains{"libtorch_cpu.so"});
+  CHECK(refused.err == Contains{TEST_INSTALLED "/single_device.so"});
+}

@@ -4,6 +4,7 @@
 // bad_plugins/bad_plugin.c.
 #include <sys/stat.h>
 
+#include "base/value.hpp"
 #include "libstratagem/plugins/loader.hpp"
 #include "libstratagem/plugins/mapped.hpp"
 #include "support.hpp"
@@ -49,6 +50,11 @@ TEST_CASE("A missing dependency is told with both files") {
   const Error error = error_of([] { load_plugin(bad("missing_dependency")); });
   CHECK(error.code == STG_FAILED_PRECONDITION);
   CHECK(error.message == Contains{bad("missing_dependency").string() + " needs libdep.so, which is not found"});
+}
+
+TEST_CASE("A dependency that the plugin's RUNPATH finds is no fault, and neither is none") {
+  CHECK(load_plugin(bad("found_dependency")).note["name"] == "bad");
+  CHECK(text_of(find_strategy(load_plugin(bad("none")), "bad").summary) == "wrong in one way");
 }
 
 TEST_CASE("What is no plugin at all is refused with what it is") {

@@ -222,3 +222,18 @@ TEST_CASE("In the middle of an epoch another batch size is refused with both val
   CHECK(resumed.code == 2);
   CHECK(resumed.err == Contains{"/data/train/batch_size is 1 in the checkpoint and 2 in the config"});
 }
+
+TEST_CASE("A save that fails ends with 1 and leaves the checkpoint before, from which the run goes on") {
+  Run run(any_strategy());
+  const std::vector<std::string> settings = {"trainer.max_epochs=2", "trainer.log_every_n_steps=1"};
+  REQUIRE(run.fit(settings + std::vector<std::string>{raise_at(4, SIGINT)}).code == 130);
+  const std::vector<std::string> limited = settings + std::vector<std::string>{"metrics=null", "checkpoint.every_n_steps=7"};
+  const Finished full = run.command("fit", limited, {"--resume", (run.folder / "run").string()}, {.max_file_bytes = 700});
+  CHECK(full.code == 1);
+  CHECK(full.err == Contains{"File too large"});
+  CHECK(run.checkpoints() == std::vector<std::string>{"last", "step-00000005"});
+  run.trace();
+  REQUIRE(run.resume(settings).json()["steps"] == 20);
+  CHECK(run.trace() == numbers(5, 9) + numbers(0, 9));
+  check_as_unbroken(run, settings);
+}

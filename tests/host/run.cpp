@@ -17,8 +17,8 @@ Run::Run(const std::string& strategy, const std::vector<float>& samples) {
   config["model"]["options"]["trace"] = (folder / "trace").string();
 }
 
-Finished Run::command(const std::string& name, const std::vector<std::string>& overrides,
-                      const std::vector<std::string>& more) const {
+Finished Run::command(const std::string& name, const std::vector<std::string>& overrides, const std::vector<std::string>& more,
+                      Surroundings surroundings) const {
   write_file(folder / "c.json", config.dump());
   std::vector<std::string> words = {name, (folder / "c.json").string()};
   for (const std::string& text : overrides) {
@@ -26,7 +26,7 @@ Finished Run::command(const std::string& name, const std::vector<std::string>& o
     words.push_back(text);
   }
   words.insert(words.end(), more.begin(), more.end());
-  return run_stratagem(words, "/", {{"STRATAGEM_PLUGIN_PATH", TEST_PLUGINS "/toy"}});
+  return run_stratagem(words, "/", {{"STRATAGEM_PLUGIN_PATH", TEST_PLUGINS "/toy"}}, surroundings);
 }
 
 Finished Run::fit(const std::vector<std::string>& overrides, const std::vector<std::string>& more) const {

@@ -14,8 +14,8 @@ struct Run {
   /// `--set` texts on top of the config; `more` are other words of the command line.
   Finished fit(const std::vector<std::string>& overrides = {}, const std::vector<std::string>& more = {"--json"}) const;
   Finished resume(const std::vector<std::string>& overrides = {}) const;
-  Finished command(const std::string& name, const std::vector<std::string>& overrides,
-                   const std::vector<std::string>& more) const;
+  Finished command(const std::string& name, const std::vector<std::string>& overrides, const std::vector<std::string>& more,
+                   Surroundings surroundings = {}) const;
 
   /// The metrics lines of a stage, all fields but the time.
   std::vector<Json> metrics(const std::string& stage) const;

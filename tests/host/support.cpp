@@ -2,10 +2,13 @@
 #include "support.hpp"
 
 #include <fcntl.h>
+#include <pty.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <zlib.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -70,28 +73,55 @@ Json Finished::json() const {
   return Json::parse(out.substr(begin == std::string::npos ? 0 : begin + 1));
 }
 
+namespace {
+
+/// All that is written to the other side of a terminal until that is closed.
+std::string read_terminal(int terminal) {
+  std::string text;
+  char buffer[4096];
+  for (ssize_t got; (got = read(terminal, buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<size_t>(got));
+  close(terminal);
+  return text;
+}
+
+}  // namespace
+
 Finished run_stratagem(const std::vector<std::string>& arguments, const fs::path& folder,
-                       const std::map<std::string, std::string>& environment) {
+                       const std::map<std::string, std::string>& environment, Surroundings surroundings) {
   const TemporaryFolder outputs;
   const std::string out = (outputs / "out").string(), err = (outputs / "err").string();
   std::vector<std::string> words = {TEST_CLI};
   words.insert(words.end(), arguments.begin(), arguments.end());
+  const bool on_terminal = surroundings.on_terminal;
+  int terminal = -1, terminal_of_child = -1;
+  if (on_terminal) REQUIRE(openpty(&terminal, &terminal_of_child, nullptr, nullptr, nullptr) == 0);
   const pid_t child = fork();
   if (child == 0) {
     unsetenv("STRATAGEM_PLUGIN_PATH");
     unsetenv("NO_COLOR");
     for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
     dup2(open(out.c_str(), O_CREAT | O_WRONLY, 0600), STDOUT_FILENO);
-    dup2(open(err.c_str(), O_CREAT | O_WRONLY, 0600), STDERR_FILENO);
+    dup2(on_terminal ? terminal_of_child : open(err.c_str(), O_CREAT | O_WRONLY, 0600), STDERR_FILENO);
+    if (on_terminal) close(terminal_of_child);
+    if (surroundings.max_file_bytes != 0) {
+      const rlimit limit{surroundings.max_file_bytes, surroundings.max_file_bytes};
+      setrlimit(RLIMIT_FSIZE, &limit);
+      signal(SIGXFSZ, SIG_IGN);
+    }
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
     if (chdir(folder.c_str()) == 0) execv(TEST_CLI, argv.data());
     _exit(127);
   }
+  std::string shown;
+  if (on_terminal) {
+    close(terminal_of_child);
+    shown = read_terminal(terminal);
+  }
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), read_file(err)};
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), on_terminal ? shown : read_file(err)};
 }
 
 }  // namespace stratagem::test

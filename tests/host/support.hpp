@@ -45,9 +45,14 @@ struct Finished {
   Json json() const;
 };
 
+struct Surroundings {
+  bool on_terminal = false;     // stderr is one
+  uint64_t max_file_bytes = 0;  // a write past this fails, as on a full disk; 0: no limit
+};
+
 /// Runs build/bin/stratagem. `environment` is set on top of ours, without STRATAGEM_PLUGIN_PATH and NO_COLOR.
 Finished run_stratagem(const std::vector<std::string>& arguments, const fs::path& folder = "/",
-                       const std::map<std::string, std::string>& environment = {});
+                       const std::map<std::string, std::string>& environment = {}, Surroundings surroundings = {});
 
 /// Runs `body` and returns the Error that it must throw.
 template <class Body>

@@ -2,7 +2,7 @@
 #include "libstratagem/plugins/mapped.hpp"
 
 #include <fstream>
-#include <regex>
+#include <string_view>
 
 #include "base/error.hpp"
 
@@ -31,11 +31,11 @@ fs::path mapped_libtorch() {
   return {};
 }
 
-std::string first_match(const fs::path& file, const std::regex& pattern) {
+/// What stands between `before` and `after` on a line that begins with `before`.
+std::string text_between(const fs::path& file, std::string_view before, std::string_view after) {
   std::ifstream in(file);
-  std::smatch match;
   for (std::string line; std::getline(in, line);) {
-    if (std::regex_search(line, match, pattern)) return match[1];
+    if (line.rfind(before, 0) == 0) return line.substr(before.size(), line.find(after, before.size()) - before.size());
   }
   return {};
 }
@@ -49,8 +49,8 @@ std::string minor_of(const std::string& version) {
 
 std::string libtorch_version_beside(const fs::path& libtorch_cpu) {
   const fs::path root = libtorch_cpu.parent_path().parent_path();
-  const std::string of_wheel = first_match(root / "version.py", std::regex("^__version__ = '([^']+)'"));
-  return of_wheel.empty() ? first_match(root / "build-version", std::regex("^([0-9][^ ]*)")) : of_wheel;
+  const std::string of_wheel = text_between(root / "version.py", "__version__ = '", "'");
+  return of_wheel.empty() ? text_between(root / "build-version", "", " ") : of_wheel;
 }
 
 void check_libtorch(const fs::path& plugin, const Json& note) {

@@ -22,6 +22,7 @@
 #define FAULT_ODD_ANSWER 14
 #define FAULT_NONE 15
 #define FAULT_MISSING_DEPENDENCY 16
+#define FAULT_NONE_WITH_DEPENDENCY 17
 
 #if FAULT == FAULT_OTHER_MAJOR
 #define ABI "{\"major\": 2, \"min_minor\": 3, \"max_minor\": 5}"
@@ -81,7 +82,7 @@ STG_EXPORT uint32_t stg_plugin_probe(const stg_probe_request *request, stg_probe
 }
 #endif /* FAULT_NO_PROBE */
 
-#if FAULT == FAULT_MISSING_DEPENDENCY
+#if FAULT == FAULT_MISSING_DEPENDENCY || FAULT == FAULT_NONE_WITH_DEPENDENCY
 extern int dependency(void);
 int use_dependency(void);
 int use_dependency(void) { return dependency(); }

@@ -204,8 +204,14 @@ const stg_plugin* plugin() {
 
 }  // namespace
 
+#ifdef TOY_LIBTORCH
+#define TOY_BUILT_WITH ", \"libtorch\": \"" TOY_LIBTORCH "\""
+#else
+#define TOY_BUILT_WITH ""
+#endif
 STG_PLUGIN_NOTE(
-    R"({"name": "toy_model", "version": "1.0.0", "abi": {"major": 1, "min_minor": 0, "max_minor": 0}, "strategies": [], "models": ["toy"]})");
+    R"({"name": "toy_model", "version": "1.0.0", "abi": {"major": 1, "min_minor": 0, "max_minor": 0}, "strategies": [], "models": ["toy"])" TOY_BUILT_WITH
+    "}");
 
 extern "C" STG_EXPORT uint32_t stg_plugin_probe(const stg_probe_request*, stg_probe_reply* reply) {
   reply->abi_major = STG_ABI_MAJOR;
