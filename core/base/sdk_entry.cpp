@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/sdk_entry.hpp"
+
+#include <pthread.h>
+
+#include <mutex>
+
+namespace stratagem::sdk {
+
+namespace {
+
+struct FunctionRule {
+  const char* name;
+  uint32_t thread;
+  uint32_t states;
+};
+
+constexpr FunctionRule rules[] = {
+#define STRATAGEM_RULE(name, thread, states) {#name, thread, states},
+    STG_STRATEGY_FUNCTIONS(STRATAGEM_RULE)
+#undef STRATAGEM_RULE
+};
+
+std::atomic<bool> is_child{false};
+
+std::string states_text(uint32_t states) {
+  std::vector<std::string> names;
+  for (const auto& [bit, name] : {std::pair{STG_STATE_CREATED, "created"}, std::pair{STG_STATE_FIT, "set up for fit"},
+                                  std::pair{STG_STATE_EVALUATE, "set up for evaluation"},
+                                  std::pair{STG_STATE_MODELLESS, "set up without a model"}, std::pair{STG_STATE_DRAINING, "draining"}}) {
+    if ((states & bit) != 0) names.emplace_back(name);
+  }
+  return join(names, " or ");
+}
+
+}  // namespace
+
+bool is_forked_child() noexcept { return is_child.load(std::memory_order_relaxed); }
+
+void watch_forks() {
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { is_child.store(true); }); });
+}
+
+const void* this_thread() noexcept {
+  thread_local char anchor;
+  return &anchor;
+}
+
+Instance& Instance::of(stg_strategy* self) {
+  if (self == nullptr) throw invalid_argument("the strategy instance is null");
+  if (is_forked_child()) {
+    throw failed_precondition("this process is a forked child: the instance belongs to its parent; create a new one before forking, or exec");
+  }
+  return *reinterpret_cast<Instance*>(self);
+}
+
+Entry::Entry(stg_strategy* self, Function function) : instance_(Instance::of(self)) {
+  const FunctionRule& rule = rules[static_cast<uint32_t>(function)];
+  const void* inside = nullptr;
+  if (!instance_.caller.compare_exchange_strong(inside, this_thread(), std::memory_order_acquire)) {
+    throw failed_precondition(rule.name, inside == this_thread() ? " was called from inside one of the instance's own callbacks"
+                                                                 : " was called while another thread is inside the instance",
+                              "; an instance takes one call at a time");
+  }
+  const uint32_t state = instance_.state.load(std::memory_order_relaxed);
+  if ((rule.states & state) == 0) {
+    instance_.caller.store(nullptr, std::memory_order_release);
+    Error error = failed_precondition(rule.name, ": the instance is ", states_text(state), "; it must be ", states_text(rule.states));
+    if (state == STG_STATE_DRAINING) error.flags = STG_ERROR_INSTANCE_DRAINING;
+    throw error;
+  }
+}
+
+std::string_view checked_text(stg_string text, const char* name) {
+  if (text.data == nullptr && text.size_bytes != 0) throw invalid_argument(name, " is null with ", text.size_bytes, " bytes");
+  return text_of(text);
+}
+
+void check_flags(uint64_t flags, uint64_t known, const char* name) {
+  if ((flags & ~known) != 0) throw invalid_argument(name, " has the unknown bits ", flags & ~known, "; known are ", known);
+}
+
+void check_enumerator(uint64_t value, uint64_t last, const char* name) {
+  if (value > last) throw invalid_argument(name, " is ", value, "; known are 0 to ", last);
+}
+
+Tree checked(Tree tree, const char* name) {
+  validate(tree.root(), name);
+  return tree;
+}
+
+}  // namespace stratagem::sdk
