@@ -122,7 +122,7 @@ TEST_CASE("max_steps is exactly so many updates, also with accumulation, and rea
   CHECK(zero.err == Contains{"/trainer/max_steps: 0 is not allowed"});
 }
 
-TEST_CASE("Fewer samples than the batch make one batch of what is there; none are refused with the file") {
+TEST_CASE("Fewer samples than the batch make one batch of what is there, none are refused with the file") {
   Run run("single_device", {1, 2, 3});
   REQUIRE(run.fit({"data.train.batch_size=1024", "trainer.max_epochs=2"}).code == 0);
   CHECK(run.trace() == std::vector<std::string>{"1 2 3", "1 2 3"});

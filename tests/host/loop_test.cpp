@@ -98,7 +98,7 @@ TEST_CASE("A metrics line is strict JSON: what is not finite is null, and no nam
         R"({"step":3,"epoch":1,"stage":"fit","loss":null,"lr":0.1,"norm":null,"model/step":7.0,"model/time":8.0,"time":12.5})");
 }
 
-TEST_CASE("A new run's metrics file puts the old one aside; a resumed run keeps the lines up to its position") {
+TEST_CASE("A new run's metrics file puts the old one aside, a resumed run keeps the lines up to its position") {
   const TemporaryFolder folder;
   const fs::path path = folder / "deep/metrics.jsonl";
   const auto line = [](int64_t step, const char* stage) { return metrics_line(step, 0, stage, {}, 0) + "\n"; };
@@ -150,7 +150,7 @@ TEST_CASE("A resume with another rate is told with the pointer and both values")
         "/scheduler/name is \"constant\" in the checkpoint and absent in the config; the config's is used from update 1 on");
 }
 
-TEST_CASE("Within an epoch a resume needs the same order of batches; between epochs it is told and goes on") {
+TEST_CASE("Within an epoch a resume needs the same order of batches, between epochs it is told and goes on") {
   const Config before = config_of("{}");
   Config after = before;
   after.train->batch_size = 5;

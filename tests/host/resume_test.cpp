@@ -100,7 +100,7 @@ TEST_CASE("A resume with another rate uses the config's, and says so with both")
   CHECK(run.values("fit", "lr") == Doubles{0.1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01, 0.01, 0.01});
 }
 
-TEST_CASE("Ctrl-C finishes the step, writes a checkpoint and ends with 130; SIGTERM with 143") {
+TEST_CASE("Ctrl-C finishes the step, writes a checkpoint and ends with 130, SIGTERM with 143") {
   const auto [signal, code] = GENERATE(std::pair{SIGINT, 130}, std::pair{SIGTERM, 143});
   Run run(any_strategy());
   const std::vector<std::string> settings = {"trainer.max_epochs=2", "trainer.log_every_n_steps=1"};

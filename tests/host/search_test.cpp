@@ -28,7 +28,7 @@ void copy_toy(const fs::path& to) {
 
 }  // namespace
 
-TEST_CASE("The config's folders come first, then the environment's, then the installation's; a later copy is shadowed") {
+TEST_CASE("The config's folders come first, then the environment's, then the installation's, a later copy is shadowed") {
   const TemporaryFolder folder;
   for (const char* name : {"a", "b", "c"}) copy_toy(folder / name / "toy_model.so");
   const PluginPath variable((folder / "b").string() + ":" + (folder / "c").string());

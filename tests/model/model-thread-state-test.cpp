@@ -158,7 +158,7 @@ TEST_CASE("An output that would alias a borrowed batch is a copy") {
   CHECK(counted.num_released == 0);
 }
 
-TEST_CASE("A step that writes to a read-only batch is an error that names the place; reading is fine") {
+TEST_CASE("A step that writes to a read-only batch is an error that names the place, reading is fine") {
   const Replica replica(own_model<Telling>(), replicate_args());
   Counted counted;
   counted.tensor.flags = STG_TENSOR_READ_ONLY;

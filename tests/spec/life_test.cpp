@@ -197,7 +197,7 @@ TEST_CASE("models that can't be trained here are refused at setup, naming the pa
   CHECK_THAT(refused(*single, R"({"devices": 1, "precision": "64-true"})"), Contains("weight") && Contains("float64"));
 }
 
-TEST_CASE("batch_to_device keeps structure and identity; a borrowed batch is copied") {
+TEST_CASE("batch_to_device keeps structure and identity, a borrowed batch is copied") {
   const auto model = linear_model();
   for (const std::string strategy : {"single_device", "data_parallel"}) {
     Instance instance(strategy, R"({"devices": 1, "optimizer": {"name": "sgd"}})");

@@ -200,7 +200,7 @@ TEST_CASE("a strict import lists all that is missing, unexpected and of another 
   CHECK(names(*find(report.root(), "unknown_keys")) == std::vector<std::string>{"colour"});
 }
 
-TEST_CASE("a tied weight is saved once with its aliases; dropping the alias or the tensor is an error naming what is missing") {
+TEST_CASE("a tied weight is saved once with its aliases, dropping the alias or the tensor is an error naming what is missing") {
   const auto model = tied_model();
   Instance instance("data_parallel", config("2"));
   instance.setup(*model);

@@ -267,7 +267,7 @@ TEST_CASE("training_step, backward and optimizer_step equal train_batch bitwise"
   }
 }
 
-TEST_CASE("parameters without a gradient on any replica keep none; on some they count as zero there") {
+TEST_CASE("parameters without a gradient on any replica keep none, on some they count as zero there") {
   std::vector<ToyParameter> parameters{
       {{"never"}, {1}, {1}}, {{"sometimes"}, {1}, {1}}, {{"frozen"}, {1}, {1}, STG_PARAMETER_PINNED}};
   ToyModel model(parameters, [](ToyReplica&, const stg_step_context& context, const stg_value&) {

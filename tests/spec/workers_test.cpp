@@ -56,7 +56,7 @@ TEST_CASE("every phase ends on all workers before the next begins, and its seria
   }
 }
 
-TEST_CASE("a failure anywhere skips what follows on all workers; the first worker's is told") {
+TEST_CASE("a failure anywhere skips what follows on all workers, the first worker's is told") {
   for (const bool on_caller_thread : {false, true}) {
     Workers workers({4, on_caller_thread});
     std::atomic<int> num_first{0};
@@ -82,7 +82,7 @@ TEST_CASE("a failure anywhere skips what follows on all workers; the first worke
   }
 }
 
-TEST_CASE("a run that is given up ends for all; those that come back in time leave the workers usable") {
+TEST_CASE("a run that is given up ends for all, those that come back in time leave the workers usable") {
   Workers workers({3});
   std::atomic<int> num_later{0};
   const stg_call abi = call_with_deadline(5'000'000);

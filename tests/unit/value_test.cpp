@@ -158,7 +158,7 @@ TEST_CASE("a tensor without a deleter is legal: nothing is released") {
   CHECK(tensor.num_releases == 0);
 }
 
-TEST_CASE("a moved argument is taken over and the caller's struct zeroed; a borrowed one is viewed") {
+TEST_CASE("a moved argument is taken over and the caller's struct zeroed, a borrowed one is viewed") {
   CountedTensor tensor;
   stg_tree moved = make_tree(TensorPtr{&tensor.abi}).give();
   {
