@@ -56,7 +56,8 @@ std::vector<Case> cases() {
 const std::vector<std::string> optimizers{R"({"name": "sgd", "momentum": 0.9, "weight_decay": 0.01})", R"({"name": "adamw"})"};
 
 std::string config(const std::string& optimizer, int num_devices, const std::string& precision) {
-  return concat("{\"devices\": ", num_devices, ", \"seed\": 3, \"precision\": \"", precision, "\", \"optimizer\": ", optimizer,
+  // One thread per replica: OpenMP's waiting is slow where other programs share the cores.
+  return concat("{\"devices\": ", num_devices, ", \"threads\": ", num_devices, ", \"seed\": 3, \"precision\": \"", precision, "\", \"optimizer\": ", optimizer,
                 "}");
 }
 
