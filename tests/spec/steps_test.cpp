@@ -413,6 +413,7 @@ TEST_CASE("a moved batch is released once, when its last reader is done") {
 
 TEST_CASE("a borrowed batch may be overwritten between training_step and backward") {
   const auto model = linear_model();
+  model->reads_batch_in_backward = true;
   Instance instance("data_parallel", config(2));
   instance.setup(*model);
   {

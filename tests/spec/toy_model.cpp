@@ -12,7 +12,8 @@ namespace {
 
 struct ToyGraph {
   ToyStep step;
-  Tree batch;
+  Tree batch;  // only of a model that reads it in backward
+  stg_step_context context{};
 };
 
 ToyModel& model_of(void* self) { return *static_cast<ToyModel*>(self); }
@@ -94,6 +95,7 @@ stg_error* step(void* self, stg_replica* handle, const stg_step_context* context
     }
     if ((context->flags & STG_STEP_GRADIENT) == 0) return;
     if (model.reads_batch_in_backward) graph->batch = std::move(owned);
+    graph->context = *context;
     ++model.num_graphs;
     result->graph = reinterpret_cast<stg_graph*>(graph.release());
   });
@@ -106,6 +108,7 @@ stg_error* backward(void* self, stg_replica* handle, stg_graph* graph, double sc
   return guard([&] {
     ToyReplica& replica = replica_of(handle);
     if (model.on_backward) model.on_backward(replica);
+    if (model.reads_batch_in_backward) owned->step = model.on_step(replica, owned->context, owned->batch.root());
     for (size_t p = 0; p < replica.parameters.size(); ++p) {
       TensorPtr gradient;
       if (p < owned->step.gradients.size() && !owned->step.gradients[p].empty()) {

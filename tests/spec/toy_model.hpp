@@ -64,7 +64,7 @@ class ToyModel {
   StepFunction on_step;
   std::function<void(ToyReplica&)> on_backward;  ///< before the gradients are reported
   uint64_t loss_kind = STG_LOSS_MEAN;
-  bool reads_batch_in_backward = false;
+  bool reads_batch_in_backward = false;  ///< the step is done again there, from the batch as it is then
   std::atomic<int> num_references{0};
   std::atomic<int> num_replicas{0};
   std::atomic<int> num_graphs{0};
