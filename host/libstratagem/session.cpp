@@ -3,9 +3,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/disk.hpp"
+#include "base/dlpack.hpp"
 #include "base/error.hpp"
 #include "base/structs.hpp"
 #include "libstratagem/loop/evaluate.hpp"
@@ -29,6 +31,18 @@ uint64_t stage_of(Command command) {
 const Plugin& plugin_of(Offer offer, const LibraryConfig& config, const std::vector<fs::path>& folders) {
   if (config.path) return load_plugin(*config.path);
   return load_plugin(Catalogue(folders).find(offer, config.name).path);
+}
+
+/// A strategy says which kinds of device it can use; a config that wants another one lacks a device, not a key.
+void check_accelerator(const stg_strategy_factory& factory, const Json& config) {
+  const std::string wanted = config.value("accelerator", "auto");
+  if (wanted == "auto") return;
+  std::vector<std::string> kinds;
+  for (uint64_t i = 0; i < factory.num_device_kinds; ++i) kinds.push_back(device_name({factory.device_kinds[i], 0}));
+  for (std::string& kind : kinds) kind = kind.substr(0, kind.find(':'));
+  if (std::find(kinds.begin(), kinds.end(), wanted) != kinds.end()) return;
+  throw Error(STG_UNAVAILABLE, concat("/strategy/accelerator is \"", wanted, "\", which the strategy \"", text_of(factory.name),
+                                      "\" can't use here; it can use ", join(kinds)));
 }
 
 /// Runs `body`; what an error in it means is said by `codes`: {code, code as which it leaves}.
@@ -113,6 +127,7 @@ void Session::read_data() {
 }
 
 void Session::create_strategy() {
+  check_accelerator(*strategy_factory_, config_.json["strategy"]);
   // What a strategy doesn't find or can't have at creation is a device.
   const auto missing = {std::pair{STG_NOT_FOUND, STG_UNAVAILABLE}, std::pair{STG_FAILED_PRECONDITION, STG_UNAVAILABLE}};
   const std::string name(text_of(strategy_factory_->name));

@@ -184,6 +184,10 @@ TEST_CASE("A device or precision that this version lacks is told before anything
   CHECK(mixed.code == 2);
   CHECK(mixed.err == Contains{"bf16-mixed"});
   CHECK(!fs::exists(run.folder / "run"));
+  const Finished cuda = run.fit({"strategy.accelerator=cuda"});
+  CHECK(cuda.code == 3);
+  CHECK(cuda.err == Contains{"/strategy/accelerator is \"cuda\", which the strategy "});
+  CHECK(cuda.err == Contains{"it can use cpu"});
   const Finished options = run.fit({"strategy.options.nothing=1"});
   CHECK(options.code == 2);
   CHECK(options.err == Contains{"/strategy/options/nothing: unknown key by the strategy"});
