@@ -80,8 +80,8 @@ void GradientReporter::taken(uint64_t index, stg_error* error) {
   try {
     check(error);
   } catch (const Error& cause) {
-    throw cause.within(concat("the gradient of '", replica_.parameters()[index].names.front(), "' was not taken"), replica_.index(),
-                       replica_.abi_device());
+    throw cause.within(concat("the gradient of '", replica_.parameters()[index].names.front(), "' was not taken"),
+                       replica_.index(), replica_.abi_device());
   }
 }
 

@@ -16,7 +16,9 @@ namespace {
 
 void check_usable(const NamedTensor& named, const char* model_name) {
   const char* kind = named.is_parameter ? "parameter" : "buffer";
-  const auto refuse = [&](auto... why) { throw invalid_argument(kind, " '", named.name, "' of model '", model_name, "' ", why...); };
+  const auto refuse = [&](auto... why) {
+    throw invalid_argument(kind, " '", named.name, "' of model '", model_name, "' ", why...);
+  };
   if (!named.tensor.defined() || named.tensor.is_meta()) {
     refuse("has no shape yet: give it one in the model's constructor");
   }
@@ -67,8 +69,9 @@ void check_binding(const ReplicaTensor& entry, const stg_tensor& given, const st
   if (view.scalar_type() != entry.tensor.scalar_type() || view.sizes() != entry.tensor.sizes() ||
       view.device() != entry.tensor.device()) {
     throw invalid_argument(what, " is ", dtype_name(given.view.dtype), " ", shape_text(given.view), " on ",
-                           device_name(given.view.device), "; expected ", dtype_name(from_scalar_type(entry.tensor.scalar_type())),
-                           " ", c10::str(entry.tensor.sizes()), " on ", entry.tensor.device().str());
+                           device_name(given.view.device), "; expected ",
+                           dtype_name(from_scalar_type(entry.tensor.scalar_type())), " ", c10::str(entry.tensor.sizes()), " on ",
+                           entry.tensor.device().str());
   }
   if ((given.flags & STG_TENSOR_READ_ONLY) != 0) throw invalid_argument(what, " is read-only");
 }
@@ -100,8 +103,10 @@ void ModelReplica::collect(const char* model_name) {
   for (NamedTensor& named : model_->named_tensors()) {
     check_usable(named, model_name);
     const void* identity = named.tensor.unsafeGetTensorImpl();
-    if (!names.emplace(named.name, identity).second) throw invalid_argument("model '", model_name, "' has '", named.name, "' twice");
-    const auto [at, is_new] = known.try_emplace(identity, named.is_parameter, (named.is_parameter ? parameters_ : buffers_).size());
+    if (!names.emplace(named.name, identity).second)
+      throw invalid_argument("model '", model_name, "' has '", named.name, "' twice");
+    const auto [at, is_new] =
+        known.try_emplace(identity, named.is_parameter, (named.is_parameter ? parameters_ : buffers_).size());
     auto& tensors = at->second.first ? parameters_ : buffers_;
     if (is_new) {
       ReplicaTensor& entry = tensors.emplace_back();
@@ -118,7 +123,8 @@ void ModelReplica::collect(const char* model_name) {
 
 // In place, so that whoever holds the tensor, a module or the author's member, sees it; names stay tied.
 void ModelReplica::convert(at::Tensor& tensor) const {
-  const at::ScalarType dtype = floating_dtype_.has_value() && tensor.is_floating_point() ? *floating_dtype_ : tensor.scalar_type();
+  const at::ScalarType dtype =
+      floating_dtype_.has_value() && tensor.is_floating_point() ? *floating_dtype_ : tensor.scalar_type();
   if (dtype != tensor.scalar_type() || device_ != tensor.device()) {
     tensor.set_data(tensor.detach().to(at::TensorOptions().dtype(dtype).device(device_)));
   }
@@ -146,7 +152,8 @@ stg_model_description ModelReplica::describe() {
 
 void ModelReplica::bind(uint64_t index, const stg_tensor& storage, const stg_tensor* gradient) {
   if (index >= parameters_.size() + buffers_.size()) {
-    throw invalid_argument("index ", index, "; this model has ", parameters_.size(), " parameters and ", buffers_.size(), " buffers");
+    throw invalid_argument("index ", index, "; this model has ", parameters_.size(), " parameters and ", buffers_.size(),
+                           " buffers");
   }
   ReplicaTensor& entry = index < parameters_.size() ? parameters_[index] : buffers_[index - parameters_.size()];
   check_binding(entry, storage, concat("the storage for '", entry.names.front(), "'"));

@@ -64,8 +64,8 @@ at::Tensor find_loss(const TensorTree& outputs) {
     throw invalid_argument("training_step gave no loss: it must return a 0-dim tensor, or a dict with one under \"loss\"");
   }
   if (loss->dim() != 0 || !loss->is_floating_point()) {
-    throw invalid_argument("training_step gave a loss that is ", dtype_name(from_scalar_type(loss->scalar_type())), " with ", loss->dim(),
-                           " dimensions; it must be a 0-dim floating tensor (take its mean or sum)");
+    throw invalid_argument("training_step gave a loss that is ", dtype_name(from_scalar_type(loss->scalar_type())), " with ",
+                           loss->dim(), " dimensions; it must be a 0-dim floating tensor (take its mean or sum)");
   }
   return *loss;
 }
@@ -95,7 +95,8 @@ void refuse_writes(const ReadOnly& read_only, const char* name) {
 
 void set_denominator(const TensorTree& denominator, StepResult& result) {
   if (const auto* tensor = std::get_if<at::Tensor>(&denominator.data)) {
-    if (!tensor->defined() || tensor->dim() != 0) throw invalid_argument("the step's denominator must be a number or a 0-dim tensor");
+    if (!tensor->defined() || tensor->dim() != 0)
+      throw invalid_argument("the step's denominator must be a number or a 0-dim tensor");
     result.denominator_owner = to_dlpack(*tensor);
     result.denominator.type = STG_TENSOR;
     result.denominator.as.tensor = result.denominator_owner.get();
@@ -115,8 +116,8 @@ StepResult run_step(ModelReplica& replica, const stg_step_context& given, Tree b
   // Before inference mode: tensors made inside it could not be told from the model's own.
   ReadOnly read_only;
   const TensorTree batch = import_tree(std::move(batch_tree), replica.floating_dtype(), read_only);
-  const StepContext context{replica.host(),    replica.device(),       given.replica,     given.num_replicas, given.stage,
-                            given.batch_index, given.dataloader_index, given.global_step};
+  const StepContext context{replica.host(), replica.device(),  given.replica,          given.num_replicas,
+                            given.stage,    given.batch_index, given.dataloader_index, given.global_step};
   std::optional<at::ScalarType> autocast_dtype;
   if (!same_dtype(given.autocast_dtype, {})) autocast_dtype = to_scalar_type(given.autocast_dtype);
 

@@ -176,7 +176,8 @@ stg_error* create_model(const char* name, ConstructModel construct, stg_string o
     model->name = name;
     model->construct = construct;
     model->options = nlohmann::json::parse(options_json.size_bytes == 0 ? std::string_view("{}") : text_of(options_json));
-    if (!model->options.is_object()) throw invalid_argument("options of model '", name, "': ", model->options.dump(), " is no object");
+    if (!model->options.is_object())
+      throw invalid_argument("options of model '", name, "': ", model->options.dump(), " is no object");
     model->host = Host(host);
     model->table = table_for(model.get());
     *out = &model.release()->table;

@@ -5,7 +5,9 @@
 
 namespace stratagem {
 
-StepOutput TensorModel::validation_step(const Batch&, const StepContext&) { throw unimplemented("this model has no validation_step"); }
+StepOutput TensorModel::validation_step(const Batch&, const StepContext&) {
+  throw unimplemented("this model has no validation_step");
+}
 
 StepOutput TensorModel::test_step(const Batch& batch, const StepContext& context) { return validation_step(batch, context); }
 

@@ -24,8 +24,8 @@ std::string shape_pattern(at::IntArrayRef shape) {
 }
 
 const char* kind_of(const TensorTree& tree) {
-  static constexpr const char* names[] = {"none",  "a bool",   "an integer", "a number", "a string", "bytes",
-                                          "a tensor", "an opaque object", "a list", "a tuple", "a dict"};
+  static constexpr const char* names[] = {"none",     "a bool",           "an integer", "a number", "a string", "bytes",
+                                          "a tensor", "an opaque object", "a list",     "a tuple",  "a dict"};
   return names[tree.data.index()];
 }
 
@@ -81,8 +81,8 @@ const at::Tensor& Batch::tensor(at::ScalarType dtype, at::IntArrayRef shape) con
   bool fits = found.scalar_type() == dtype && static_cast<size_t>(found.dim()) == shape.size();
   for (size_t d = 0; fits && d < shape.size(); ++d) fits = shape[d] == -1 || shape[d] == found.size(static_cast<int64_t>(d));
   if (!fits) {
-    throw invalid_argument(path_, " is ", dtype_name(from_scalar_type(found.scalar_type())), " ", shape_pattern(found.sizes()), "; the model expects ",
-                           dtype_name(from_scalar_type(dtype)), " ", shape_pattern(shape));
+    throw invalid_argument(path_, " is ", dtype_name(from_scalar_type(found.scalar_type())), " ", shape_pattern(found.sizes()),
+                           "; the model expects ", dtype_name(from_scalar_type(dtype)), " ", shape_pattern(shape));
   }
   return found;
 }
@@ -158,7 +158,8 @@ class Importer {
 
   at::Tensor tensor(const KeyPath& path, stg_value& value) const {
     const bool is_read_only = (value.as.tensor->flags & STG_TENSOR_READ_ONLY) != 0;
-    at::Tensor imported = borrowed_ ? view_tensor(*value.as.tensor, "batch") : to_tensor(TensorPtr(std::exchange(value, {}).as.tensor), "batch");
+    at::Tensor imported =
+        borrowed_ ? view_tensor(*value.as.tensor, "batch") : to_tensor(TensorPtr(std::exchange(value, {}).as.tensor), "batch");
     if (floating_dtype_.has_value() && imported.is_floating_point() && imported.scalar_type() != *floating_dtype_) {
       return imported.to(*floating_dtype_);
     }
@@ -193,24 +194,24 @@ class Exporter {
   }
 
   Value operator()(const TensorTree& tree, const std::string& path) const {
-    return std::visit(
-        Overloaded{
-            [](const auto& plain) -> Value { return plain; },
-            [&](const at::Tensor& tensor) -> Value { return exported(tensor, path); },
-            [](const TensorTree::Opaque& object) -> Value {
-              object->retain(object.get());
-              return OpaquePtr(object.get());
-            },
-            [&](const TensorTree::List& list) -> Value { return items(list, path); },
-            [&](const TensorTree::Tuple& tuple) -> Value { return stratagem::Tuple{items(tuple.items, path)}; },
-            [&](const TensorTree::Dict& dict) -> Value {
-              stratagem::Dict out;
-              out.reserve(dict.size());
-              for (const auto& [key, value] : dict) out.emplace_back(key, (*this)(value, concat(path, "[\"", key, "\"]")));
-              return out;
-            },
-        },
-        tree.data);
+    return std::visit(Overloaded{
+                          [](const auto& plain) -> Value { return plain; },
+                          [&](const at::Tensor& tensor) -> Value { return exported(tensor, path); },
+                          [](const TensorTree::Opaque& object) -> Value {
+                            object->retain(object.get());
+                            return OpaquePtr(object.get());
+                          },
+                          [&](const TensorTree::List& list) -> Value { return items(list, path); },
+                          [&](const TensorTree::Tuple& tuple) -> Value { return stratagem::Tuple{items(tuple.items, path)}; },
+                          [&](const TensorTree::Dict& dict) -> Value {
+                            stratagem::Dict out;
+                            out.reserve(dict.size());
+                            for (const auto& [key, value] : dict)
+                              out.emplace_back(key, (*this)(value, concat(path, "[\"", key, "\"]")));
+                            return out;
+                          },
+                      },
+                      tree.data);
   }
 
  private:
@@ -224,8 +225,9 @@ class Exporter {
   TensorPtr exported(const at::Tensor& tensor, const std::string& path) const {
     if (!tensor.defined()) throw invalid_argument(path, " is an undefined tensor; leave the entry out, or give none");
     try {
-      const bool aliases = !borrowed_.empty() && tensor.has_storage() &&
-                           std::find(borrowed_.begin(), borrowed_.end(), tensor.storage().unsafeGetStorageImpl()) != borrowed_.end();
+      const bool aliases =
+          !borrowed_.empty() && tensor.has_storage() &&
+          std::find(borrowed_.begin(), borrowed_.end(), tensor.storage().unsafeGetStorageImpl()) != borrowed_.end();
       return to_dlpack(aliases ? tensor.detach().clone() : tensor);
     } catch (const Error& error) {
       throw Error{error.code, path + ": " + error.message};
@@ -241,7 +243,9 @@ TensorTree import_tree(Tree tree, std::optional<at::ScalarType> floating_dtype, 
   return Importer(tree.borrowed(), floating_dtype, read_only)(KeyPath(), tree.root());
 }
 
-Tree export_tree(const TensorTree& outputs, const TensorTree* borrowed) { return make_tree(Exporter(borrowed)(outputs, "outputs")); }
+Tree export_tree(const TensorTree& outputs, const TensorTree* borrowed) {
+  return make_tree(Exporter(borrowed)(outputs, "outputs"));
+}
 
 void for_each_tensor(const TensorTree& tree, const std::string& path,
                      const std::function<void(const std::string&, const at::Tensor&)>& visit) {

@@ -35,18 +35,18 @@ class TensorTree {
 
   TensorTree() = default;
   // A tree is written as its leaves, so the constructors convert.
-  TensorTree(at::Tensor tensor) : data(std::move(tensor)) {}         // NOLINT(google-explicit-constructor)
-  TensorTree(bool value) : data(value) {}                            // NOLINT(google-explicit-constructor)
-  TensorTree(int value) : data(int64_t{value}) {}                    // NOLINT(google-explicit-constructor)
-  TensorTree(int64_t value) : data(value) {}                         // NOLINT(google-explicit-constructor)
-  TensorTree(double value) : data(value) {}                          // NOLINT(google-explicit-constructor)
-  TensorTree(const char* text) : data(std::string(text)) {}          // NOLINT(google-explicit-constructor)
-  TensorTree(std::string text) : data(std::move(text)) {}            // NOLINT(google-explicit-constructor)
-  TensorTree(Bytes bytes) : data(std::move(bytes)) {}                // NOLINT(google-explicit-constructor)
-  TensorTree(Opaque object) : data(std::move(object)) {}             // NOLINT(google-explicit-constructor)
-  TensorTree(List items) : data(std::move(items)) {}                 // NOLINT(google-explicit-constructor)
-  TensorTree(Tuple items) : data(std::move(items)) {}                // NOLINT(google-explicit-constructor)
-  TensorTree(Dict entries) : data(std::move(entries)) {}             // NOLINT(google-explicit-constructor)
+  TensorTree(at::Tensor tensor) : data(std::move(tensor)) {}  // NOLINT(google-explicit-constructor)
+  TensorTree(bool value) : data(value) {}                     // NOLINT(google-explicit-constructor)
+  TensorTree(int value) : data(int64_t{value}) {}             // NOLINT(google-explicit-constructor)
+  TensorTree(int64_t value) : data(value) {}                  // NOLINT(google-explicit-constructor)
+  TensorTree(double value) : data(value) {}                   // NOLINT(google-explicit-constructor)
+  TensorTree(const char* text) : data(std::string(text)) {}   // NOLINT(google-explicit-constructor)
+  TensorTree(std::string text) : data(std::move(text)) {}     // NOLINT(google-explicit-constructor)
+  TensorTree(Bytes bytes) : data(std::move(bytes)) {}         // NOLINT(google-explicit-constructor)
+  TensorTree(Opaque object) : data(std::move(object)) {}      // NOLINT(google-explicit-constructor)
+  TensorTree(List items) : data(std::move(items)) {}          // NOLINT(google-explicit-constructor)
+  TensorTree(Tuple items) : data(std::move(items)) {}         // NOLINT(google-explicit-constructor)
+  TensorTree(Dict entries) : data(std::move(entries)) {}      // NOLINT(google-explicit-constructor)
   TensorTree(std::initializer_list<Entry> entries) : data(Dict(entries)) {}
 
   std::variant<std::monostate, bool, int64_t, double, std::string, Bytes, at::Tensor, Opaque, List, Tuple, Dict> data;
@@ -54,8 +54,8 @@ class TensorTree {
 
 /// What a step of a model gives back.
 struct StepOutput {
-  StepOutput(at::Tensor loss) : outputs(std::move(loss)) {}          // NOLINT(google-explicit-constructor)
-  StepOutput(TensorTree tree) : outputs(std::move(tree)) {}          // NOLINT(google-explicit-constructor)
+  StepOutput(at::Tensor loss) : outputs(std::move(loss)) {}  // NOLINT(google-explicit-constructor)
+  StepOutput(TensorTree tree) : outputs(std::move(tree)) {}  // NOLINT(google-explicit-constructor)
   StepOutput(std::initializer_list<TensorTree::Entry> entries) : outputs(entries) {}
 
   /// How much this share counts, where that is not its number of rows: a number, or a 0-dim tensor on the device. The loss is then a

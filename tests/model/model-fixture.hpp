@@ -3,10 +3,10 @@
 // Models, batches and replicas for the tests of the model SDK.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/randint.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
 #include <dlfcn.h>
 #include <stratagem/plugin.h>
 

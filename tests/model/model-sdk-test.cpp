@@ -273,11 +273,13 @@ TEST_CASE("Double precision takes in floating parameters, buffers and batches, a
   args.floating_dtype = float64;
   const Replica replica(mlp(R"({"buffers": true})"), args);
   const stg_model_description description = replica.describe();
-  for (uint64_t i = 0; i < description.num_parameters; ++i) CHECK(same_dtype(description.parameters[i]->tensor->view.dtype, float64));
+  for (uint64_t i = 0; i < description.num_parameters; ++i)
+    CHECK(same_dtype(description.parameters[i]->tensor->view.dtype, float64));
   CHECK(same_dtype(description.buffers[0]->tensor->view.dtype, int64));
   CHECK(same_dtype(description.buffers[1]->tensor->view.dtype, float64));
   const Replica single(mlp(R"({"buffers": true})"), replicate_args());
-  for (const auto& [name, weights] : parameters_of(replica)) CHECK(at::equal(weights, parameters_of(single).at(name).to(at::kDouble)));
+  for (const auto& [name, weights] : parameters_of(replica))
+    CHECK(at::equal(weights, parameters_of(single).at(name).to(at::kDouble)));
   const Trained trained = train_once(replica, Rows());
   CHECK(trained.loss.scalar_type() == at::kDouble);
   CHECK(trained.gradients.at(0).scalar_type() == at::kDouble);
@@ -356,12 +358,14 @@ TEST_CASE("A model that throws gives its text, replica and device, and the next 
 TEST_CASE("A NaN is an error that names it, where that was asked for") {
   const Replica replica(mlp(R"({"fault": "nan"})"), replicate_args());
   const Rows rows;
-  CHECK_THAT(failure([&] { replica.step(step_context(STG_STAGE_FIT, STG_STEP_GRADIENT | STG_STEP_DETECT_ANOMALY), rows.batch()); }),
-             Catch::Contains("outputs[\"loss\"] has a NaN"));
+  CHECK_THAT(
+      failure([&] { replica.step(step_context(STG_STAGE_FIT, STG_STEP_GRADIENT | STG_STEP_DETECT_ANOMALY), rows.batch()); }),
+      Catch::Contains("outputs[\"loss\"] has a NaN"));
   CHECK(output(train(replica, rows.batch()), "loss").isnan().item<bool>());
   const Replica sound(mlp(R"({"sizes": [4, 3]})"), replicate_args());
   ModelStep step = sound.step(step_context(STG_STAGE_FIT, STG_STEP_GRADIENT | STG_STEP_DETECT_ANOMALY), rows.batch());
-  CHECK_THAT(failure([&] { gradients_of(sound, std::move(step.graph), std::nan("")); }), Catch::Contains("the gradient of 'layer0."));
+  CHECK_THAT(failure([&] { gradients_of(sound, std::move(step.graph), std::nan("")); }),
+             Catch::Contains("the gradient of 'layer0."));
 }
 
 TEST_CASE("A parameter without a shape, options that are no object, and wrong batches are refused by name") {
@@ -387,7 +391,8 @@ TEST_CASE("An error from the sink ends backward, comes back, and leaves nothing 
       FAIL("backward should have failed");
     } catch (const Error& error) {
       CHECK(error.code == STG_ABORTED);
-      CHECK_THAT(error.message, Catch::Contains(at_index == 0 ? "layer0.weight" : "layer1.weight") && Catch::Contains("not taken"));
+      CHECK_THAT(error.message,
+                 Catch::Contains(at_index == 0 ? "layer0.weight" : "layer1.weight") && Catch::Contains("not taken"));
       REQUIRE(error.cause != nullptr);
       CHECK(text_of(error.cause->message) == "enough");
     }

@@ -51,7 +51,9 @@ struct Logging {
   stg_host table = sized<stg_host>();
   Logging() {
     table.self = &text;
-    table.log = [](void* self, uint32_t, stg_string message, const stg_tree*) { *static_cast<std::string*>(self) += text_of(message); };
+    table.log = [](void* self, uint32_t, stg_string message, const stg_tree*) {
+      *static_cast<std::string*>(self) += text_of(message);
+    };
   }
 };
 
@@ -110,8 +112,9 @@ struct Counted {
   std::vector<float> data = std::vector<float>(6, 1.0F);
   std::vector<int64_t> shape{2, 3};
   int num_released = 0;
-  stg_tensor tensor{1, 0, this, [](stg_tensor* self) { ++static_cast<Counted*>(self->owner)->num_released; }, 0,
-                    {data.data(), {STG_DEVICE_CPU, 0}, 2, float32, shape.data(), nullptr, 0}};
+  stg_tensor tensor{1,    0,
+                    this, [](stg_tensor* self) { ++static_cast<Counted*>(self->owner)->num_released; },
+                    0,    {data.data(), {STG_DEVICE_CPU, 0}, 2, float32, shape.data(), nullptr, 0}};
   Counted() = default;
   Counted(const Counted&) = delete;
   Counted& operator=(const Counted&) = delete;

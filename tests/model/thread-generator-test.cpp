@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Random numbers of a thread of its own: reproducible whatever other threads do.
-#include "torch/runtime/thread_generator.hpp"
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/bernoulli.h>
@@ -20,6 +18,8 @@
 #include <functional>
 #include <thread>
 #include <vector>
+
+#include "torch/runtime/thread_generator.hpp"
 
 using stratagem::ThreadGenerator;
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Tensors between the ABI and LibTorch: nothing is copied, nothing is released twice or never, nothing bad gets through.
-#include "torch/bridge.hpp"
-
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -18,6 +16,7 @@
 
 #include "base/dlpack.hpp"
 #include "base/error.hpp"
+#include "torch/bridge.hpp"
 #include "torch/dtypes.hpp"
 #include "torch/errors.hpp"
 #include "torch/threads.hpp"
@@ -29,9 +28,9 @@ using Catch::Matchers::Contains;
 namespace {
 
 const std::vector<stg_dtype> all_dtypes{
-    {STG_DTYPE_BOOL, 8, 1},    {STG_DTYPE_INT, 8, 1},      {STG_DTYPE_INT, 16, 1},   {STG_DTYPE_INT, 32, 1},
-    {STG_DTYPE_INT, 64, 1},    {STG_DTYPE_UINT, 8, 1},     {STG_DTYPE_UINT, 16, 1},  {STG_DTYPE_UINT, 32, 1},
-    {STG_DTYPE_UINT, 64, 1},   {STG_DTYPE_FLOAT, 16, 1},   {STG_DTYPE_FLOAT, 32, 1}, {STG_DTYPE_FLOAT, 64, 1},
+    {STG_DTYPE_BOOL, 8, 1},    {STG_DTYPE_INT, 8, 1},      {STG_DTYPE_INT, 16, 1},     {STG_DTYPE_INT, 32, 1},
+    {STG_DTYPE_INT, 64, 1},    {STG_DTYPE_UINT, 8, 1},     {STG_DTYPE_UINT, 16, 1},    {STG_DTYPE_UINT, 32, 1},
+    {STG_DTYPE_UINT, 64, 1},   {STG_DTYPE_FLOAT, 16, 1},   {STG_DTYPE_FLOAT, 32, 1},   {STG_DTYPE_FLOAT, 64, 1},
     {STG_DTYPE_BFLOAT, 16, 1}, {STG_DTYPE_COMPLEX, 32, 1}, {STG_DTYPE_COMPLEX, 64, 1}, {STG_DTYPE_COMPLEX, 128, 1},
 };
 
@@ -43,7 +42,8 @@ struct Foreign {
   int num_released = 0;
   stg_tensor tensor{};
 
-  explicit Foreign(std::vector<int64_t> sizes, std::vector<int64_t> steps = {}) : shape(std::move(sizes)), strides(std::move(steps)) {
+  explicit Foreign(std::vector<int64_t> sizes, std::vector<int64_t> steps = {})
+      : shape(std::move(sizes)), strides(std::move(steps)) {
     std::iota(data.begin(), data.end(), 10.0F);
     tensor = {STG_DLPACK_MAJOR,
               STG_DLPACK_MINOR,

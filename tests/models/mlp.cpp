@@ -94,7 +94,8 @@ class Mlp : public stratagem::TensorModel {
   void add_layer(size_t index, int64_t num_inputs, int64_t num_outputs, bool is_tied, bool is_frozen) {
     const std::string name = "layer" + std::to_string(index);
     const double bound = 1 / std::sqrt(static_cast<double>(num_inputs));
-    const bool has_tie = is_tied && !layers_.empty() && layers_.back().weight.sizes() == at::IntArrayRef({num_outputs, num_inputs});
+    const bool has_tie =
+        is_tied && !layers_.empty() && layers_.back().weight.sizes() == at::IntArrayRef({num_outputs, num_inputs});
     const at::Tensor weight = has_tie ? layers_.back().weight : at::empty({num_outputs, num_inputs}).uniform_(-bound, bound);
     layers_.push_back({register_parameter(name + ".weight", weight),
                        register_parameter(name + ".bias", at::empty({num_outputs}).uniform_(-bound, bound), !is_frozen)});

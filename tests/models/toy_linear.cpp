@@ -57,7 +57,8 @@ class ToyLinear : public stratagem::TensorModel {
     at::Tensor inputs = batch["inputs"].tensor();
     if (inputs.dim() == 1) inputs = inputs.unsqueeze(1);
     if (inputs.dim() != 2 || inputs.size(1) != size_) {
-      throw stratagem::invalid_argument("batch[\"inputs\"] has the shape ", c10::str(inputs.sizes()), "; expected (rows, ", size_, ")");
+      throw stratagem::invalid_argument("batch[\"inputs\"] has the shape ", c10::str(inputs.sizes()), "; expected (rows, ", size_,
+                                        ")");
     }
     return inputs.matmul(weight_.t()).squeeze(1);
   }

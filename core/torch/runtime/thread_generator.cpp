@@ -34,7 +34,8 @@ class GiveGenerator : public c10::OperatorKernel {
     const size_t num_arguments = op.schema().arguments().size();
     c10::IValue& generator = (*stack)[stack->size() - num_arguments + argument_];
     if (generator.isNone()) {
-      const at::Generator* own = ThreadGenerator::find(device_of(c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - num_arguments)));
+      const at::Generator* own =
+          ThreadGenerator::find(device_of(c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - num_arguments)));
       if (own != nullptr) generator = *own;
     }
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
@@ -90,7 +91,8 @@ ThreadGenerator::~ThreadGenerator() { innermost = outer_; }
 const at::Generator* ThreadGenerator::find(at::Device device) {
   for (const ThreadGenerator* scope = innermost; scope != nullptr; scope = scope->outer_) {
     const at::Device own = scope->generator_.device();
-    if (own.type() == device.type() && (own.is_cpu() || !device.has_index() || own.index() == device.index())) return &scope->generator_;
+    if (own.type() == device.type() && (own.is_cpu() || !device.has_index() || own.index() == device.index()))
+      return &scope->generator_;
   }
   return nullptr;
 }
