@@ -195,6 +195,9 @@ TEST_CASE("A parameter that is thawed during training gets its gradient") {
   for (int i = 0; i < 2; ++i) {
     step = replica.step(later, batch_of(at::ones({1}), {}));
     CHECK(at::equal(gradients_of(replica, std::move(step.graph)).at(1), at::ones({2})));
+    // What a failed backward has left behind is not added to the next one.
+    step = replica.step(later, batch_of(at::ones({1}), {}));
+    CHECK_THROWS(replica.backward(std::move(step.graph), 1, [](uint64_t, TensorPtr) { throw Error{STG_ABORTED, "enough"}; }));
   }
 }
 

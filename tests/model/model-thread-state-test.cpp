@@ -65,8 +65,8 @@ TEST_CASE("Gradient mode, inference mode and thread count are those of the step,
   args.num_threads = 3;
   const Model model = own_model<Telling>("{}", &host.table);
   std::thread([&] {
-    const Replica replica(model, args);
     const int threads_before = at::get_num_threads();
+    const Replica replica(model, args);
     const c10::AutoGradMode off(false);
     const ModelStep trained = train(replica, ones_batch());
     CHECK(told(trained, "grad_mode") == 1);
@@ -99,8 +99,8 @@ TEST_CASE("Autocast is on for the step alone, and sees the weights as they are")
   stg_step_context context = step_context(STG_STAGE_FIT, STG_STEP_GRADIENT);
   context.autocast_dtype = {STG_DTYPE_BFLOAT, 16, 1};
   CHECK(output(replica.step(context, ones_batch()), "made").scalar_type() == at::kBFloat16);
-  CHECK(output(train(replica, ones_batch()), "made").scalar_type() == at::kFloat);
   CHECK(at::linear(at::ones({1, 3}), at::ones({1, 3}).requires_grad_()).scalar_type() == at::kFloat);
+  CHECK(output(train(replica, ones_batch()), "made").scalar_type() == at::kFloat);
   parameters_of(replica).at("w").zero_();
   CHECK(output(replica.step(context, ones_batch()), "loss").item<float>() == 0.0F);
 }
