@@ -25,14 +25,20 @@ Engine::Engine(const CreateArgs& args, Topology topology)
 
 Engine::~Engine() {
   // Threads first: a replica may still be in the model's code.
-  abortable_.store(nullptr);
-  workers_.reset();
+  replace_workers(nullptr);
   waiting_step_.reset();
   if (training_) training_->replicas.drop_graphs();
 }
 
 void Engine::abort() noexcept {
-  if (Workers* workers = abortable_.load()) workers->abort();
+  const std::lock_guard lock(workers_mutex_);
+  if (workers_) workers_->abort();
+}
+
+// Joins the old ones, without holding up an abort.
+void Engine::replace_workers(std::unique_ptr<Workers> workers) {
+  const std::lock_guard lock(workers_mutex_);
+  workers_.swap(workers);
 }
 
 // ---- life
@@ -54,15 +60,13 @@ void Engine::setup(const Call& call, Model model, Tree state, uint32_t stage) {
   workers.num_workers = num_replicas;
   workers.on_caller_thread = on_caller_thread_;
   workers.initialise_thread = [threads_here = threads_per_replica_] { set_thread_intra_op(static_cast<int>(threads_here)); };
-  workers_ = std::make_unique<Workers>(std::move(workers));
+  replace_workers(std::make_unique<Workers>(std::move(workers)));
   training_ = std::move(training);
-  abortable_.store(workers_.get());
   num_updates_.store(training_ ? training_->num_updates : 0);
 }
 
 void Engine::teardown(const Call&) {
-  abortable_.store(nullptr);
-  workers_.reset();
+  replace_workers(nullptr);
   waiting_step_.reset();
   if (training_) {
     training_->replicas.drop_graphs();

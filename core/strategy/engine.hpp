@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 
 #include "base/strategy.hpp"
 #include "strategy/options.hpp"
@@ -87,6 +88,7 @@ class Engine : public Strategy {
   template <class Body>
   void run_or_clean_up(Body&& body);
 
+  void replace_workers(std::unique_ptr<Workers> workers);
   UpdatePtr begin_update(const stg_update_args& args) const;
   void forget_window();
   void check_optimizer() const;
@@ -99,6 +101,7 @@ class Engine : public Strategy {
   uint32_t threads_per_replica_ = 0;  // 0: as they are
 
   std::shared_ptr<Training> training_;
+  std::mutex workers_mutex_;  // guards the pointer, which abort reads on any thread
   std::unique_ptr<Workers> workers_;
   StepPtr waiting_step_;  // a training_step that waits for its backward
   Window window_;
@@ -106,7 +109,6 @@ class Engine : public Strategy {
   std::atomic<uint64_t> num_micro_batches_{0};  // copies for status, which any thread may ask for
   std::atomic<uint64_t> num_updates_{0};
   std::atomic<bool> has_graph_{false};
-  std::atomic<Workers*> abortable_{nullptr};
 };
 
 }  // namespace stratagem

@@ -59,6 +59,7 @@ Engine::StepPtr Engine::begin_step(StepArgs args, uint32_t stage, uint64_t conte
 
 void Engine::forward(Step& step, size_t worker) {
   if (worker >= step.num_shares) return;
+  const PartScope scope(host_, "forward", worker);
   Replicas& replicas = training_->replicas;
   ReplicaSlot& slot = replicas[worker];
   const bool is_training = step.context.stage == STG_STAGE_FIT;
@@ -144,6 +145,7 @@ void Engine::gather(Step& step) {
 
 void Engine::backward_replica(Step& step, size_t worker) {
   if (worker >= step.num_shares) return;
+  const PartScope scope(host_, "backward", worker);
   ReplicaSlot& slot = training_->replicas[worker];
   slot.guarded("backward", [&] { slot.backward(step.scales[worker], step.detects_anomalies()); });
 }
@@ -164,6 +166,7 @@ void Engine::begin_reduction() { training_->gradients->begin(training_->replicas
 
 void Engine::apply_update(Update& update, size_t worker) {
   if (update.is_skipped) return;
+  const PartScope scope(host_, "update", worker);
   ReducedGradients& gradients = *training_->gradients;
   try {
     if (update.args.clip == STG_CLIP_NORM && !(update.result.gradient_norm <= update.args.clip_limit)) {

@@ -8,6 +8,7 @@
 
 #include "strategy/elements.hpp"
 #include "strategy/engine.hpp"
+#include "torch/warnings.hpp"
 
 namespace stratagem {
 
@@ -28,6 +29,24 @@ struct Engine::Step {
 
   bool detects_anomalies() const { return (context.flags & STG_STEP_DETECT_ANOMALY) != 0; }
   StepResult result() { return {std::move(outputs), weights}; }
+};
+
+// What surrounds a part on a replica's thread: the host's trace, and LibTorch's warnings in the host's log.
+class PartScope {
+ public:
+  PartScope(const Host& host, const char* phase, size_t worker)
+      : host_(host), phase_(phase), replica_(static_cast<int32_t>(worker)), warnings_(host) {
+    host_.trace_begin(phase_, replica_);
+  }
+  PartScope(const PartScope&) = delete;
+  PartScope& operator=(const PartScope&) = delete;
+  ~PartScope() { host_.trace_end(phase_, replica_); }
+
+ private:
+  const Host& host_;
+  const char* phase_;
+  int32_t replica_;
+  WarningScope warnings_;
 };
 
 // One update of the parameters.

@@ -54,7 +54,10 @@ void Engine::add_reduction_phases(Phases& phases, const UpdatePtr& update) {
   phases.push_back({"reduce",
                     [this, update, measures](size_t worker) {
                       if (window_.divisor == 0) return;
-                      training_->gradients->reduce(worker, measures);
+                      {
+                        const PartScope scope(host_, "reduce", worker);
+                        training_->gradients->reduce(worker, measures);
+                      }
                       if (update && !measures) apply_update(*update, worker);
                     },
                     [this, update, measures] {

@@ -57,8 +57,8 @@ const std::vector<std::string> optimizers{R"({"name": "sgd", "momentum": 0.9, "w
 
 std::string config(const std::string& optimizer, int num_devices, const std::string& precision) {
   // One thread per replica: OpenMP's waiting is slow where other programs share the cores.
-  return concat("{\"devices\": ", num_devices, ", \"threads\": ", num_devices, ", \"seed\": 3, \"precision\": \"", precision, "\", \"optimizer\": ", optimizer,
-                "}");
+  return concat("{\"devices\": ", num_devices, ", \"threads\": ", num_devices, ", \"seed\": 3, \"precision\": \"", precision,
+                "\", \"optimizer\": ", optimizer, "}");
 }
 
 // The largest over all tensors of |a-b| / max(|b|, 1e-3 x the norm of all), in the 2-norm.

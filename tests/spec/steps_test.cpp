@@ -425,3 +425,34 @@ TEST_CASE("a borrowed batch may be overwritten between training_step and backwar
   instance.optimizer_step();
   CHECK(instance.value("weight") == -3);
 }
+
+TEST_CASE("the host's trace sees each phase of each replica begin and end") {
+  struct Trace {
+    std::mutex mutex;
+    std::map<std::string, int> open, done;
+  } trace;
+  stg_host host = sized<stg_host>();
+  host.self = &trace;
+  host.trace_begin = [](void* self, stg_string phase, int32_t replica) {
+    auto& all = *static_cast<Trace*>(self);
+    const std::lock_guard lock(all.mutex);
+    ++all.open[concat(text_of(phase), " ", replica)];
+  };
+  host.trace_end = [](void* self, stg_string phase, int32_t replica) {
+    auto& all = *static_cast<Trace*>(self);
+    const std::lock_guard lock(all.mutex);
+    const std::string key = concat(text_of(phase), " ", replica);
+    --all.open[key];
+    ++all.done[key];
+  };
+  const auto model = linear_model();
+  Instance instance("data_parallel", config(2), &host);
+  instance.setup(*model);
+  instance.train(batch_of({1, 2}));
+  std::map<std::string, int> once;
+  for (const char* phase : {"forward", "backward", "reduce", "update"}) {
+    for (const char* replica : {" 0", " 1"}) once[std::string(phase) + replica] = 1;
+  }
+  CHECK(trace.done == once);
+  for (const auto& [phase, count] : trace.open) CHECK(count == 0);
+}
