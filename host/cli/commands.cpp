@@ -38,8 +38,7 @@ std::string take_text(stg_tree& tree) {
 }
 
 void print(const std::string& text) {
-  std::fputs(clear_progress().c_str(), stderr);
-  std::fflush(stderr);
+  write_above_progress("");
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fputc('\n', stdout);
 }

@@ -4,7 +4,6 @@
 #include <stratagem/host.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 
@@ -28,9 +27,7 @@ void say(uint32_t level, std::string_view text) {
   const char* word = level == STG_LOG_ERROR ? "error: " : level == STG_LOG_WARNING ? "warning: " : "";
   const char* begin = !colour || level == STG_LOG_INFO ? "" : level == STG_LOG_ERROR ? "\033[1;31m" : "\033[1;33m";
   const char* end = *begin == '\0' ? "" : "\033[0m";
-  // One write, so that lines of several threads don't mix.
-  const std::string line = clear_progress() + begin + word + end + std::string(text) + "\n";
-  std::fwrite(line.data(), 1, line.size(), stderr);
+  write_above_progress(begin + std::string(word) + end + std::string(text) + "\n");
 }
 
 std::string text_of(const stg_error& error) {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <mutex>
 
 #include "cli/output.hpp"
 
@@ -15,7 +16,9 @@ using Clock = std::chrono::steady_clock;
 constexpr auto redraw_interval = std::chrono::milliseconds(100);
 constexpr int64_t bar_width = 24;
 
+// A plugin may log from its own threads. `mutex` guards the rest, and stderr.
 struct State {
+  std::mutex mutex;
   Clock::time_point begin = Clock::now();
   Clock::time_point drawn{};
   bool on_screen = false;
@@ -49,6 +52,7 @@ std::string progress_text(const stg_progress& progress, double seconds) {
 void show_progress(const stg_progress& progress) {
   State& now = state();
   if (!stderr_is_terminal()) return;
+  const std::lock_guard lock(now.mutex);
   const Clock::time_point time = Clock::now();
   if (time - now.drawn < redraw_interval && progress.batch != progress.num_batches) return;
   now.drawn = time;
@@ -58,10 +62,13 @@ void show_progress(const stg_progress& progress) {
   std::fflush(stderr);
 }
 
-std::string clear_progress() {
-  if (!state().on_screen) return {};
-  state().on_screen = false;
-  return "\r\033[K";
+void write_above_progress(const std::string& text) {
+  State& now = state();
+  const std::lock_guard lock(now.mutex);
+  const std::string all = (now.on_screen ? "\r\033[K" : "") + text;
+  now.on_screen = false;
+  std::fwrite(all.data(), 1, all.size(), stderr);
+  std::fflush(stderr);
 }
 
 }  // namespace stratagem::cli

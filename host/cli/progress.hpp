@@ -12,9 +12,9 @@ namespace stratagem::cli {
 /// The line without its escape sequences.
 std::string progress_text(const stg_progress& progress, double seconds);
 
-/// Draws it where that is due.
+/// Draws it where that is due. Any thread.
 void show_progress(const stg_progress& progress);
-/// What has to be written to stderr before other text: it takes the bar away.
-std::string clear_progress();
+/// Writes to stderr, above the bar, which comes back when it is next drawn. Any thread.
+void write_above_progress(const std::string& text);
 
 }  // namespace stratagem::cli
