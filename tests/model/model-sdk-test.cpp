@@ -157,14 +157,15 @@ TEST_CASE("A gradient is handed over without a copy, and nobody else refers to i
 
 namespace {
 
-// Trains its second parameter from the second step on. Backward reaches that one first.
+// Trains its second parameter from the second step on. Backward begins with what was computed last, so it reaches that one first.
 class Thawing : public TensorModel {
  public:
   explicit Thawing(const nlohmann::json&)
       : first_(register_parameter("first", at::ones({2}))), second_(register_parameter("second", at::ones({2}), false)) {}
   StepOutput training_step(const Batch&, const StepContext& context) override {
     if (context.global_step == 1) second_.set_requires_grad(true);
-    return second_.sum().add(first_.exp().exp().sum());
+    const at::Tensor early = first_.exp().exp().sum();
+    return second_.sum().add(early);
   }
 
  private:
