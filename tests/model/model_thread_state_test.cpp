@@ -11,7 +11,7 @@
 
 #include <thread>
 
-#include "model-fixture.hpp"
+#include "model_fixture.hpp"
 
 using namespace stratagem;
 using namespace stratagem::test;
