@@ -85,7 +85,7 @@ class Loader {
   Loader(const Storage& storage, const std::string& path) : storage_(storage), path_(path), where_(path + "/" + state_file) {}
 
   Checkpoint run() {
-    document_ = parse_json<json>(storage_.read_text(where_), where_);
+    document_ = read_document();
     const json& format = at(document_, "format", "");
     if (format != checkpoint_format)
       throw unimplemented(where_, " has the format ", format.dump(), "; this version reads ", checkpoint_format);
@@ -104,6 +104,15 @@ class Loader {
   }
 
  private:
+  // It was written as JSON: what is none now is damage, not somebody's mistake.
+  json read_document() const {
+    const std::string text = storage_.read_text(where_);
+    try {
+      return parse_json<json>(text, where_);
+    } catch (const Error& error) {
+      throw data_loss(error.message);
+    }
+  }
   const json& at(const json& object, const std::string& key, const std::string& pointer) const {
     const auto found = object.is_object() ? object.find(key) : object.end();
     if (found == object.end()) throw data_loss(where_, ": ", pointer, "/", key, " is missing");
