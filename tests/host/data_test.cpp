@@ -2,6 +2,7 @@
 //
 // The readers, on files of which every byte is known; the order of samples; the reader thread.
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "base/dlpack.hpp"
@@ -142,9 +143,30 @@ TEST_CASE("A negative label is refused with its place, and no samples with the f
   write_file(folder / "images", three_images);
   write_file(folder / "labels", bytes("00 00 0B 01 00 00 00 03 00 01 FF FE 00 00"));
   const Error negative = error_of([&] { Dataset(dataset("idx", folder / "images", folder / "labels")); });
-  CHECK(negative.message == (folder / "labels").string() + ": label 1 is -2; labels count from 0");
+  CHECK(negative.message == Contains{(folder / "labels").string() + ": label 1 is -2; labels count from 0"});
   write_file(folder / "none", bytes("00 00 08 03 00 00 00 00 00 00 00 02 00 00 00 02"));
   CHECK(error_of([&] { Dataset(dataset("idx", folder / "none")); }).message == "no samples in " + (folder / "none").string());
+}
+
+TEST_CASE("Labels are read as whole numbers, of every width, and one that int64 can't hold is refused with its value") {
+  const TemporaryFolder folder;
+  write_samples(folder / "x.npy", {0});
+  const auto label_of = [&](const std::string& descr, const std::string& data) {
+    write_file(folder / "y.npy", npy(descr, false, "(1,)", bytes(data)));
+    const int64_t rows[] = {0};
+    const Tree batch = Dataset(dataset("npy", folder / "x.npy", folder / "y.npy")).batch(rows);
+    return *first_element<int64_t>(find(batch.root(), "targets")->as.tensor->view);
+  };
+  CHECK(label_of("<i8", "1 0 0 0 0 0 20 0") == 9007199254740993);  // 2^53 + 1, which no double is
+  CHECK(label_of("<u8", "FF FF FF FF FF FF FF 7F") == std::numeric_limits<int64_t>::max());
+  CHECK(label_of("|u1", "FF") == 255);
+  CHECK(label_of("<u2", "FF FF") == 65535);
+  CHECK(label_of("<i2", "FF 7F") == 32767);
+  CHECK(label_of("<u4", "FF FF FF FF") == 4294967295);
+  CHECK(label_of("<i4", "FF FF FF 7F") == 2147483647);
+  CHECK(error_of([&] { label_of("<u8", "0 0 0 0 0 0 0 80"); }).message ==
+        Contains{"label 0 is 9223372036854775808; labels count"});
+  CHECK(error_of([&] { label_of("|i1", "FF"); }).message == Contains{"label 0 is -1; labels count"});
 }
 
 TEST_CASE("NPY: column-major order and big-endian types are put right, and batch 1 gives the first row") {
@@ -223,4 +245,5 @@ TEST_CASE("Fewer samples than the batch size make one batch of what is there") {
   CHECK(num_batches(3, 1024) == 1);
   CHECK(num_batches(1024, 1024) == 1);
   CHECK(num_batches(1025, 1024) == 2);
+  CHECK(num_batches(3, std::numeric_limits<int64_t>::max()) == 1);
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/dlpack.hpp"
 #include "base/error.hpp"
@@ -29,6 +30,21 @@ TensorPtr read_file(const std::string& format, const fs::path& file) {
   return array;
 }
 
+template <class T>
+void copy_labels(const stg_tensor_view& view, const std::string& file, int64_t* out) {
+  const T* labels = first_element<const T>(view);
+  for (int64_t i = 0; i < view.shape[0]; ++i) {
+    if (labels[i] < 0 || !std::in_range<int64_t>(labels[i]))
+      throw invalid_argument(file, ": label ", i, " is ", +labels[i], "; labels count from 0, and are below 2^63");
+    out[i] = static_cast<int64_t>(labels[i]);
+  }
+}
+
+template <class Signed, class Unsigned>
+void copy_labels_of_either(const stg_tensor_view& view, const std::string& file, int64_t* out) {
+  view.dtype.code == STG_DTYPE_INT ? copy_labels<Signed>(view, file, out) : copy_labels<Unsigned>(view, file, out);
+}
+
 /// One whole number per sample is a class label: int64 for the model, whatever the file's width, and never negative.
 TensorPtr as_labels(TensorPtr array, const std::string& file) {
   const stg_tensor_view& view = array->view;
@@ -36,9 +52,18 @@ TensorPtr as_labels(TensorPtr array, const std::string& file) {
   if (!whole || view.num_dims != 1) return array;
   TensorPtr labels = allocate_tensor(int64, {view.shape[0]});
   auto* out = first_element<int64_t>(labels->view);
-  for (int64_t i = 0; i < view.shape[0]; ++i) {
-    out[i] = static_cast<int64_t>(read_element(view, i));
-    if (out[i] < 0) throw invalid_argument(file, ": label ", i, " is ", out[i], "; labels count from 0");
+  switch (view.dtype.bits) {
+    case 8:
+      copy_labels_of_either<int8_t, uint8_t>(view, file, out);
+      break;
+    case 16:
+      copy_labels_of_either<int16_t, uint16_t>(view, file, out);
+      break;
+    case 32:
+      copy_labels_of_either<int32_t, uint32_t>(view, file, out);
+      break;
+    default:
+      copy_labels_of_either<int64_t, uint64_t>(view, file, out);
   }
   return labels;
 }
@@ -82,6 +107,8 @@ Tree Dataset::batch(std::span<const int64_t> rows) const {
   return make_tree(std::move(dict));
 }
 
-int64_t num_batches(int64_t num_samples, int64_t batch_size) { return (num_samples + batch_size - 1) / batch_size; }
+int64_t num_batches(int64_t num_samples, int64_t batch_size) {
+  return num_samples / batch_size + (num_samples % batch_size != 0 ? 1 : 0);
+}
 
 }  // namespace stratagem
