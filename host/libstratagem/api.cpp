@@ -77,13 +77,16 @@ Command command_of(uint64_t stage) {
 SessionRequest request_of(const stg_session_args* given) {
   const auto args = read_argument(given, STG_SESSION_ARGS_MIN_SIZE, "args");
   std::vector<std::string> overrides;
+  if (args.num_overrides != 0) require(args.overrides, "overrides");
   for (uint64_t i = 0; i < args.num_overrides; ++i) overrides.emplace_back(text_of(args.overrides[i]));
   SessionRequest request;
   request.command = command_of(args.stage);
-  const std::string path(text_of(args.config_path));
-  request.config =
-      path.empty() ? read_config_text(std::string(text_of(args.config_text)), std::string(text_of(args.config_folder)), overrides)
-                   : read_config_file(path, overrides);
+  const std::string path(text_of(args.config_path)), text(text_of(args.config_text)), folder(text_of(args.config_folder));
+  if (!path.empty() && !text.empty()) throw invalid_argument("config_path and config_text are both given; one is the config");
+  if (path.empty() && !std::filesystem::path(folder).is_absolute())
+    throw invalid_argument("config_folder is \"", folder,
+                           "\"; it must be absolute, as the paths of config_text are relative to it");
+  request.config = path.empty() ? read_config_text(text, folder, overrides) : read_config_file(path, overrides);
   request.checkpoint = text_of(args.checkpoint);
   request.events = events_of(args.events);
   return request;
@@ -139,7 +142,9 @@ stg_error* stg_session_run(stg_session* session, stg_tree* result) {
   });
 }
 
-void stg_session_request_stop(stg_session* session) { session->session.request_stop(); }
+void stg_session_request_stop(stg_session* session) {
+  if (session != nullptr) session->session.request_stop();
+}
 
 void stg_session_close(stg_session* session) { delete session; }
 
@@ -171,9 +176,11 @@ stg_error* stg_config_schema(stg_tree* result) {
 stg_error* stg_options_schema(stg_string name, uint32_t is_model, stg_tree* result) {
   return guard([&] {
     require(result, "result");
+    const Catalogue catalogue({});
     LibraryConfig library;
     library.name = text_of(name);
-    const stg_string schema = is_model != 0 ? load_model(library, {}).options_schema : load_strategy(library, {}).options_schema;
+    const stg_string schema =
+        is_model != 0 ? load_model(library, catalogue).options_schema : load_strategy(library, catalogue).options_schema;
     give_json(options_schema(schema, library.name), result);
   });
 }

@@ -28,9 +28,8 @@ uint64_t stage_of(Command command) {
   return STG_STAGE_FIT;
 }
 
-const Plugin& plugin_of(Offer offer, const LibraryConfig& config, const std::vector<fs::path>& folders) {
-  if (config.path) return load_plugin(*config.path);
-  return load_plugin(Catalogue(folders).find(offer, config.name).path);
+const Plugin& plugin_of(Offer offer, const LibraryConfig& config, const Catalogue& catalogue) {
+  return load_plugin(config.path ? *config.path : catalogue.find(offer, config.name).path);
 }
 
 /// A strategy says which kinds of device it can use; a config that wants another one lacks a device, not a key.
@@ -61,12 +60,12 @@ auto with_codes(std::initializer_list<std::pair<uint32_t, uint32_t>> codes, cons
 
 }  // namespace
 
-const stg_strategy_factory& load_strategy(const LibraryConfig& config, const std::vector<fs::path>& folders) {
-  return find_strategy(plugin_of(Offer::strategy, config, folders), config.name);
+const stg_strategy_factory& load_strategy(const LibraryConfig& config, const Catalogue& catalogue) {
+  return find_strategy(plugin_of(Offer::strategy, config, catalogue), config.name);
 }
 
-const stg_model_factory& load_model(const LibraryConfig& config, const std::vector<fs::path>& folders) {
-  return find_model(plugin_of(Offer::model, config, folders), config.name);
+const stg_model_factory& load_model(const LibraryConfig& config, const Catalogue& catalogue) {
+  return find_model(plugin_of(Offer::model, config, catalogue), config.name);
 }
 
 HostServices::HostServices(std::function<void(uint32_t, const std::string&)> log)
@@ -92,30 +91,33 @@ Session::Session(SessionRequest request)
 
 void Session::log(uint32_t level, const std::string& message) const { events_.log(level, message); }
 
-/// Config and plugins together, so that unknown options stand in the same list as unknown keys.
+/// Config and plugins together, so that unknown options and refused plugins stand in the same list as unknown keys.
 void Session::load_plugins(const ConfigText& text) {
   Problems problems;
   config_ = check_config(text, command_, problems);
-  std::optional<Error> refused;
+  const Catalogue catalogue(config_.plugin_path);
+  std::vector<uint32_t> refusals;
   const auto load = [&](const char* key, const LibraryConfig& library, const auto load_factory, auto& factory) {
     if (library.name.empty() && !library.path) return;
+    const size_t num_before = problems.all().size();
     try {
-      factory = &load_factory(library, config_.plugin_path);
+      factory = &load_factory(library, catalogue);
       const std::string owner = concat(" by the ", key, " \"", text_of(factory->name), "\"");
       check_schema(options_schema(factory->options_schema, owner), library.options, concat("/", key, "/options"), owner,
                    problems);
     } catch (const Error& error) {
-      if (error.code == STG_NOT_FOUND || error.code == STG_INVALID_ARGUMENT) {
-        problems.add(concat("/", key, library.name.empty() ? "/path" : "/name"), error.message);
-      } else if (!refused) {
-        refused = error;
-      }
+      const bool wrong_name = error.code == STG_INVALID_ARGUMENT && !library.name.empty();
+      problems.add(wrong_name ? concat("/", key, "/name") : library.pointer, error.message);
+      const bool is_refusal = error.code != STG_NOT_FOUND && error.code != STG_INVALID_ARGUMENT;
+      if (is_refusal && problems.all().size() != num_before) refusals.push_back(error.code);
     }
   };
   load("strategy", config_.strategy, load_strategy, strategy_factory_);
   load("model", config_.model, load_model, model_factory_);
-  problems.raise(config_.source);
-  if (refused) throw *refused;
+  const bool only_refusals = !refusals.empty() && refusals.size() == problems.all().size();
+  problems.raise(config_.source, only_refusals ? refusals.front() : STG_INVALID_ARGUMENT);
+  const auto passed_over = catalogue.passed_over({{Offer::strategy, config_.strategy.name}, {Offer::model, config_.model.name}});
+  for (const std::string& warning : passed_over) log(STG_LOG_WARNING, warning);
 }
 
 void Session::read_data() {
@@ -131,9 +133,17 @@ void Session::create_strategy() {
   // What a strategy doesn't find or can't have at creation is a device.
   const auto missing = {std::pair{STG_NOT_FOUND, STG_UNAVAILABLE}, std::pair{STG_FAILED_PRECONDITION, STG_UNAVAILABLE}};
   const std::string name(text_of(strategy_factory_->name));
-  with_codes(missing, concat("strategy \"", name, "\""),
-             [&] { strategy_.emplace(*strategy_factory_, strategy_config(config_), services_.table()); });
-  with_codes({}, concat("model \"", text_of(model_factory_->name), "\""), [&] {
+  with_codes(missing, concat("strategy \"", name, "\""), [&] {
+    try {
+      strategy_.emplace(*strategy_factory_, strategy_config(config_), services_.table());
+    } catch (Error& error) {
+      error.message = with_config_pointer(error.message);
+      throw;
+    }
+  });
+  // Before any training, what a model's code throws is about the options that it was given.
+  const auto thrown = {std::pair{STG_UNKNOWN, STG_INVALID_ARGUMENT}, std::pair{STG_INTERNAL, STG_INVALID_ARGUMENT}};
+  with_codes(thrown, concat("model \"", text_of(model_factory_->name), "\""), [&] {
     const std::string options = config_.model.options.dump();
     const stg_model* model = nullptr;
     check(model_factory_->create(to_abi(options), services_.table(), &model));
@@ -141,7 +151,8 @@ void Session::create_strategy() {
       if (made->release != nullptr) made->release(made->self);
     });
   });
-  with_codes({}, concat("setting up the strategy \"", name, "\""), [&] { strategy_->setup(model_.get(), stage_of(command_)); });
+  with_codes(thrown, concat("setting up the strategy \"", name, "\""),
+             [&] { strategy_->setup(model_.get(), stage_of(command_)); });
 }
 
 Json Session::load_first_whole(const std::vector<fs::path>& candidates) {
@@ -153,6 +164,8 @@ Json Session::load_first_whole(const std::vector<fs::path>& candidates) {
         checkpoint_ = candidate;
         return strategy_->load(candidate.string());
       } catch (const Error& error) {
+        if (last_hope && error.code == STG_NOT_FOUND)
+          throw not_found(candidate.string(), " holds no checkpoint: ", error.message);
         if (last_hope || (error.code != STG_DATA_LOSS && error.code != STG_NOT_FOUND)) throw;
         damage = error.message;
       }
@@ -165,7 +178,9 @@ Json Session::load_first_whole(const std::vector<fs::path>& candidates) {
 }
 
 void Session::load_checkpoint(const std::string& given) {
-  with_codes({{STG_FAILED_PRECONDITION, STG_INVALID_ARGUMENT}}, "loading a checkpoint", [&] {
+  const auto codes = {std::pair{STG_FAILED_PRECONDITION, STG_INVALID_ARGUMENT},
+                      std::pair{STG_PERMISSION_DENIED, STG_INVALID_ARGUMENT}, std::pair{STG_UNKNOWN, STG_INVALID_ARGUMENT}};
+  with_codes(codes, "loading a checkpoint", [&] {
     const Json state = load_first_whole(checkpoint_candidates(given));
     if (command_ != Command::fit) return;
     if (state.is_null()) throw data_loss(checkpoint_.string(), " holds weights, but no position in a run; it can't be resumed");
@@ -192,8 +207,11 @@ void Session::prepare_outputs() const {
   if (config_.checkpoint) prepare(config_.checkpoint->dir, "/checkpoint/dir");
   if (config_.metrics) {
     prepare(config_.metrics->parent_path(), "/metrics/path");
-    if (fs::is_directory(*config_.metrics))
-      throw invalid_argument("/metrics/path: ", config_.metrics->string(), " is a folder; a file is wanted");
+    try {
+      MetricsFile::check(*config_.metrics);
+    } catch (const Error& error) {
+      throw invalid_argument("/metrics/path: ", error.message);
+    }
   }
 }
 

@@ -73,8 +73,8 @@ class Session {
   bool has_run_ = false;
 };
 
-/// Loads the plugin that a part of the config names, and its factory. `folders` as in Catalogue.
-const stg_strategy_factory& load_strategy(const LibraryConfig& config, const std::vector<std::filesystem::path>& folders);
-const stg_model_factory& load_model(const LibraryConfig& config, const std::vector<std::filesystem::path>& folders);
+/// Loads the plugin that a part of the config names, and its factory.
+const stg_strategy_factory& load_strategy(const LibraryConfig& config, const Catalogue& catalogue);
+const stg_model_factory& load_model(const LibraryConfig& config, const Catalogue& catalogue);
 
 }  // namespace stratagem

@@ -3,6 +3,8 @@
 // Which checkpoints there are, which is the newest, which go.
 #include "libstratagem/loop/checkpoints.hpp"
 
+#include <sys/stat.h>
+
 #include "base/disk.hpp"
 #include "base/safetensors.hpp"
 #include "support.hpp"
@@ -97,17 +99,50 @@ TEST_CASE("A save that fails leaves the one before, and `last` points to that") 
   CHECK(read_file(run.config.dir / "last") == "step-00000001\n");
 }
 
-TEST_CASE("A truncated checkpoint and a killed save's leftovers are not counted, and gone after the next save") {
+TEST_CASE(
+    "A checkpoint that can't be read is not counted and not removed, a killed save's leftovers are gone after the next save") {
   Run run(2);
+  const Unprivileged reader(run.folder.path);
   for (const char* name : {"step-00000010", "step-00000020", "step-00000030"}) save_whole((run.config.dir / name).string());
   damage(run.config.dir / "step-00000030");
+  // A tensor of a type that only another version knows, and a folder of somebody else.
+  save_whole((run.config.dir / "step-00000007").string());
+  const fs::path other = run.config.dir / "step-00000007/model.safetensors";
+  std::string content = read_file(other);
+  content.replace(content.find("\"F32\""), 5, "\"F8X\"");
+  write_file(other, content);
+  save_whole((run.config.dir / "step-00000008").string());
+  chmod((run.config.dir / "step-00000008").c_str(), 0);
   write_file(run.config.dir / ".step-00000025.tmp-99999-1/model.safetensors", "half");
   Checkpoints checkpoints = run.open(20);
-  REQUIRE(run.warnings.size() == 1);
-  CHECK(run.warnings[0] == Contains{"step-00000030"});
-  CHECK(run.warnings[0] == Contains{"is removed after the next save"});
+  REQUIRE(run.warnings.size() == 3);
+  const char* const unreadable[] = {"step-00000007", "step-00000008", "step-00000030"};
+  for (size_t i = 0; i < 3; ++i) {
+    CHECK(run.warnings[i] == Contains{std::string(unreadable[i]) + " can't be read ("});
+    CHECK(run.warnings[i] == Contains{"it stays, and keep_last doesn't count it"});
+  }
   checkpoints.save(21, save_whole);
-  CHECK(run.left() == Names{"last", "step-00000020", "step-00000021"});
+  CHECK(run.left() == Names{"last", "step-00000007", "step-00000008", "step-00000020", "step-00000021", "step-00000030"});
+}
+
+TEST_CASE("An old checkpoint that can't be removed is told, and the run goes on") {
+  Run run(1);
+  const Unprivileged owner(run.folder.path);
+  Checkpoints checkpoints = run.open();
+  checkpoints.save(1, save_whole);
+  write_file(run.config.dir / "step-00000001/locked/file", "");
+  chmod((run.config.dir / "step-00000001/locked").c_str(), 0555);
+  checkpoints.save(2, save_whole);
+  REQUIRE(run.warnings.size() == 1);
+  CHECK(run.warnings[0] == Contains{"can't remove "});
+  CHECK(run.warnings[0] == Contains{"step-00000001"});
+  CHECK(read_file(run.config.dir / "last") == "step-00000002\n");
+  checkpoints.save(3, save_whole);
+  CHECK(checkpoints.newest() == run.config.dir / "step-00000003");
+  CHECK(!fs::exists(run.config.dir / "step-00000002"));
+  for (const auto& entry : fs::recursive_directory_iterator(run.config.dir)) {
+    if (entry.is_directory()) fs::permissions(entry.path(), fs::perms::owner_all, fs::perm_options::add);
+  }
 }
 
 TEST_CASE("Another run's checkpoints are neither counted nor removed") {
@@ -129,14 +164,18 @@ TEST_CASE("A run's folder gives the checkpoint that `last` names, then the other
   write_file(folder / "last", "step-00000010\n");
   CHECK(checkpoint_candidates(folder.path) ==
         Paths{folder / "step-00000010", folder / "step-100000000", folder / "step-00000003"});
+  write_file(folder / "step-00000003/x", "");
   CHECK(checkpoint_candidates(folder / "step-00000003") == Paths{folder / "step-00000003"});
+  CHECK(checkpoint_candidates(folder / "step-00000003/") == Paths{folder / "step-00000003"});
 }
 
-TEST_CASE("A folder that isn't there, or whose `last` names nothing, is told with its absolute path") {
+TEST_CASE("A folder that isn't there, is empty, or whose `last` names nothing, is told with its absolute path") {
   const TemporaryFolder folder;
   const Error none = error_of([&] { checkpoint_candidates(folder / "none"); });
   CHECK(none.code == STG_NOT_FOUND);
   CHECK(none.message == "there is no checkpoint folder " + (folder / "none").string());
+  CHECK(error_of([&] { checkpoint_candidates(folder.path); }).message ==
+        folder.path.string() + " holds no checkpoint: it is empty");
   write_file(folder / "last", "step-00000010\n");
   CHECK(error_of([&] { checkpoint_candidates(folder.path); }).message ==
         folder.path.string() + " holds no checkpoint; its file \"last\" names step-00000010");

@@ -59,6 +59,11 @@ TEST_CASE("A wrong value is answered with its pointer, itself, and what is wante
        "/optimizer/betas: [0.9] is not allowed; wanted: a list (each: a number, at least 0, at most 1), at least 2 long, at most "
        "2 long\n"},
       {"seed=-1", "/seed: -1 is not allowed; wanted: a whole number, at least 0\n"},
+      {"seed=9223372036854775808",
+       "/seed: 9223372036854775808 is not allowed; wanted: a whole number, at least 0, at most 9223372036854775807\n"},
+      {"data.train.batch_size=18446744073709551615",
+       "/data/train/batch_size: 18446744073709551615 is not allowed; wanted: a whole number, at least 1, at most "
+       "9223372036854775807\n"},
       {"seed=1.5", "/seed: 1.5 is not allowed; wanted: a whole number, at least 0\n"},
       {"deterministic=1", "/deterministic: 1 is not allowed; wanted: true or false\n"},
       {"precision=8-true",
@@ -162,6 +167,17 @@ TEST_CASE("A malformed --set is shown with the way it is written") {
   CHECK(error_of([&] { apply_overrides(json, {"seed.x=1"}); }).message == Contains{"\"seed\" is 1, which has no keys"});
 }
 
+TEST_CASE("A text that is not UTF-8 is refused, in a file and with --set, before anything is trained that could not be saved") {
+  Json json = Json::object();
+  const Error override_error = error_of([&] { apply_overrides(json, {"metrics.path=m\xFF.jsonl"}); });
+  CHECK(override_error.code == STG_INVALID_ARGUMENT);
+  CHECK(override_error.message == Contains{"--set \"metrics.path=m"});
+  CHECK(override_error.message == Contains{"is not UTF-8"});
+  const Error file = error_of([] { read_config_text("{\"metrics\": \"m\xFF\"}", "/", {}); });
+  CHECK(file.code == STG_INVALID_ARGUMENT);
+  CHECK(file.message == Contains{"UTF-8"});
+}
+
 TEST_CASE("Comments are allowed, and a key that stands twice is refused with its pointer") {
   const Json json = read_config_text("{ /* one */ \"seed\": 1 // two\n }", "/", {}).json;
   CHECK(json == Json{{"seed", 1}});
@@ -225,6 +241,12 @@ TEST_CASE("A strategy is given the parts of the config that are its affair") {
                                              {"optimizer", {{"name", "sgd"}, {"lr", 0.1}}}});
 }
 
+TEST_CASE("What a strategy says about its part of the config is told with the config's pointer") {
+  CHECK(with_config_pointer("/devices/0 is -1") == "/strategy/devices/0 is -1");
+  CHECK(with_config_pointer("/options/split is 3") == "/strategy/options/split is 3");
+  CHECK(with_config_pointer("/precision is 3") == "/precision is 3");
+}
+
 TEST_CASE("The example config is valid, and so is a copy of it") {
   const Json schema = Json::parse(config_schema_text());
   Problems problems;
@@ -243,7 +265,7 @@ TEST_CASE("A plugin's own schema is checked at its place, and its owner named") 
   CHECK(found.at("/model/options/mode") ==
         "\"fats\" is not allowed by the model \"m\"; wanted: \"fast\", \"slow\" or 3; did you mean \"fast\"?");
   CHECK(found.at("/model/options/sizes") == "unknown key by the model \"m\"; did you mean \"size\"? Available: mode, size");
-  CHECK(error_of([&] {
-          check_schema({{"type", 5}}, Json::object(), "", " by the model \"m\"", problems);
-        }).message == Contains{"the schema by the model \"m\" is not valid"});
+  const Error invalid = error_of([&] { check_schema({{"type", 5}}, Json::object(), "", " by the model \"m\"", problems); });
+  CHECK(invalid.code == STG_FAILED_PRECONDITION);
+  CHECK(invalid.message == Contains{"the schema by the model \"m\" is not valid"});
 }

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The loop's parts on their own: schedules, means, positions, lines of the metrics file.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cmath>
 #include <limits>
 
@@ -71,13 +75,19 @@ TEST_CASE("Step falls by gamma every step_size updates after the warm-up") {
 }
 
 TEST_CASE("The run's length in updates is the smaller of its limits") {
-  TrainerConfig trainer;
+  Config config = config_of("{}");
+  TrainerConfig& trainer = config.trainer;
   trainer.max_epochs = 3;
-  CHECK(total_updates(trainer, 10) == 30);
+  CHECK(total_updates(config, 37) == 30);
   trainer.max_steps = 7;
-  CHECK(total_updates(trainer, 10) == 7);
+  CHECK(total_updates(config, 37) == 7);
   trainer.max_epochs = no_limit;
-  CHECK(total_updates(trainer, 10) == 7);
+  CHECK(total_updates(config, 37) == 7);
+  trainer = {};
+  trainer.accumulate_grad_batches = 3;
+  CHECK(total_updates(config, 37) == 4);
+  trainer.accumulate_grad_batches = std::numeric_limits<int64_t>::max();
+  CHECK(total_updates(config, 37) == 1);
 }
 
 TEST_CASE("A weighted mean counts what each value stands for and doesn't read what has no weight") {
@@ -98,7 +108,8 @@ TEST_CASE("A metrics line is strict JSON: what is not finite is null, and no nam
         R"({"step":3,"epoch":1,"stage":"fit","loss":null,"lr":0.1,"norm":null,"model/step":7.0,"model/time":8.0,"time":12.5})");
 }
 
-TEST_CASE("A new run's metrics file puts the old one aside, a resumed run keeps the lines up to its position") {
+TEST_CASE(
+    "A new run's metrics file puts the old one aside, a resumed run keeps the lines up to its position, and the rest aside") {
   const TemporaryFolder folder;
   const fs::path path = folder / "deep/metrics.jsonl";
   const auto line = [](int64_t step, const char* stage) { return metrics_line(step, 0, stage, {}, 0) + "\n"; };
@@ -111,6 +122,11 @@ TEST_CASE("A new run's metrics file puts the old one aside, a resumed run keeps 
   const std::string resumed = read_file(path);
   CHECK(resumed.substr(0, kept.size()) == kept);
   CHECK(std::count(resumed.begin(), resumed.end(), '\n') == 4);
+  CHECK(read_file(path.string() + ".previous") == old);
+  fs::remove(path.string() + ".previous");
+  { MetricsFile(path, position, {}); }
+  CHECK(read_file(path) == resumed);
+  CHECK(!fs::exists(path.string() + ".previous"));
   position.validation_pending = true;
   write_file(path, old);
   { MetricsFile(path, position, {}); }
@@ -120,9 +136,32 @@ TEST_CASE("A new run's metrics file puts the old one aside, a resumed run keeps 
   CHECK(read_file(path.string() + ".previous") == line(1, "fit") + line(2, "fit"));
 }
 
+TEST_CASE("What is no regular file is appended to, never put aside or rewritten") {
+  const TemporaryFolder folder;
+  const fs::path pipe = folder / "pipe", target = folder / "target", link = folder / "link";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  write_file(target, "before\n");
+  fs::create_symlink(target, link);
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  REQUIRE(reader >= 0);
+  const std::optional<Position> resumed_from = GENERATE(std::optional<Position>(), std::optional<Position>(Position()));
+  for (const fs::path& path : {pipe, link}) {
+    MetricsFile::check(path);
+    MetricsFile(path, resumed_from, {}).write({}, "fit", {});
+  }
+  char text[200] = {};
+  CHECK(read(reader, text, sizeof text - 1) > 0);
+  close(reader);
+  CHECK(std::string(text) == Contains{R"("stage":"fit")"});
+  CHECK(fs::is_fifo(pipe));
+  CHECK(fs::is_symlink(link));
+  CHECK(read_file(target) == Contains{"before\n{\"step\":0"});
+  CHECK(std::distance(fs::directory_iterator(folder.path), fs::directory_iterator()) == 3);
+}
+
 TEST_CASE("A position comes back from its JSON, also with a loss that is not a number") {
   const Config config = config_of(R"({"optimizer": {"name": "sgd", "lr": 0.1}})");
-  Position position{2, 3, 25, true, {0.1 + 0.2, 7}};
+  Position position{2, 3, 25, true, true, {0.1 + 0.2, 7}};
   std::vector<std::string> warnings;
   const auto through_text = [&](const Position& p) {
     return restore_position(Json::parse(host_state(p, config, 10).dump()), config, 10, warnings);
@@ -132,6 +171,7 @@ TEST_CASE("A position comes back from its JSON, also with a loss that is not a n
   CHECK(back.batch == 3);
   CHECK(back.step == 25);
   CHECK(back.validation_pending);
+  CHECK(back.epoch_is_whole);
   CHECK(back.loss.sum == 0.1 + 0.2);
   CHECK(back.loss.weight == 7);
   position.loss.sum = not_a_number;
@@ -155,18 +195,67 @@ TEST_CASE("Within an epoch a resume needs the same order of batches, between epo
   Config after = before;
   after.train->batch_size = 5;
   std::vector<std::string> warnings;
-  const Error error = error_of([&] { restore_position(host_state({1, 2, 9, false, {}}, before, 10), after, 10, warnings); });
+  for (const bool validation_pending : {false, true}) {
+    const Json stopped = host_state({1, 2, 9, validation_pending, false, {}}, before, 10);
+    CHECK(error_of([&] { restore_position(stopped, after, 10, warnings); }).code == STG_INVALID_ARGUMENT);
+  }
+  const Error error = error_of([&] {
+    restore_position(host_state({1, 2, 9, false, false, {}}, before, 10), after, 10, warnings);
+  });
   CHECK(error.code == STG_INVALID_ARGUMENT);
   CHECK(error.message == Contains{"/data/train/batch_size is 4 in the checkpoint and 5 in the config; the checkpoint lies within "
                                   "an epoch (batch 2 of epoch 1)"});
-  restore_position(host_state({1, 0, 9, false, {}}, before, 10), after, 10, warnings);
-  REQUIRE(warnings.size() == 1);
-  CHECK(warnings[0] == "/data/train/batch_size is 4 in the checkpoint and 5 in the config; the config's is used");
+  restore_position(host_state({1, 0, 9, false, false, {}}, before, 10), after, 10, warnings);
+  restore_position(host_state({1, 3, 9, true, true, {}}, before, 10), after, 10, warnings);
+  REQUIRE(warnings.size() == 2);
+  for (const std::string& warning : warnings)
+    CHECK(warning == "/data/train/batch_size is 4 in the checkpoint and 5 in the config; the config's is used");
+}
+
+TEST_CASE("Another seed is part of the order only where samples are shuffled") {
+  Config before = config_of("{}");
+  Config after = before;
+  after.seed = 2;
+  const Position within{1, 2, 9, false, false, {}};
+  std::vector<std::string> warnings;
+  restore_position(host_state(within, before, 10), after, 10, warnings);
+  CHECK(warnings.empty());
+  before.train->shuffle = after.train->shuffle = true;
+  CHECK(error_of([&] { restore_position(host_state(within, before, 10), after, 10, warnings); }).message ==
+        Contains{"/seed is 1 in the checkpoint and 2 in the config"});
+}
+
+TEST_CASE("A resume tells whatever else changes the numbers, also the length that the cosine takes from the run") {
+  Config before = config_of(R"({"scheduler": {"name": "cosine"}})");
+  before.scheduler.name = "cosine";
+  before.trainer.gradient_clip_val = 1;
+  Config after = before;
+  after.json["precision"] = "64-true";
+  after.json["deterministic"] = true;
+  after.trainer.max_epochs = 2;
+  after.trainer.gradient_clip_val = 2;
+  after.trainer.gradient_clip_algorithm = "value";
+  after.strategy.options["compat"] = "lightning";
+  std::vector<std::string> warnings;
+  restore_position(host_state({}, before, 10), after, 10, warnings);
+  std::string all;
+  for (const std::string& warning : warnings) all += warning + "\n";
+  for (const char* part : {"/precision is \"32-true\" in the checkpoint and \"64-true\" in the config",
+                           "/deterministic is false in the checkpoint and true in the config",
+                           "/trainer/gradient_clip_val is 1.0 in the checkpoint and 2.0 in the config",
+                           "/trainer/gradient_clip_algorithm is \"norm\" in the checkpoint and \"value\" in the config",
+                           "/strategy/options/compat is absent in the checkpoint and \"lightning\" in the config",
+                           "/scheduler/total_steps (the run's length) is 3 in the checkpoint and 6 in the config"}) {
+    CHECK(all == Contains{part});
+  }
+  CHECK(warnings.size() == 6);
 }
 
 TEST_CASE("A state that is not of this program's making is an error that says so") {
   std::vector<std::string> warnings;
-  for (const char* text : {"{}", "[]", R"({"format": 1, "epoch": "x"})", R"({"format": 9})"}) {
+  for (const char* text :
+       {"{}", "[]", R"({"format": 1, "epoch": "x"})", R"({"format": 9})",
+        R"({"format": 1, "epoch": 0, "batch": -1, "step": 0, "validation_pending": false, "epoch_is_whole": false})"}) {
     const Error error = error_of([&] { restore_position(Json::parse(text), config_of("{}"), 10, warnings); });
     CHECK(error.code == STG_DATA_LOSS);
     CHECK(error.message == Contains{"the loop's state in the checkpoint"});

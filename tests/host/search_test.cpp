@@ -87,12 +87,27 @@ TEST_CASE("A folder or file that others can write to is refused with the reason 
   CHECK(Catalogue({folder / "open"}).find(Offer::model, "toy").problem == "");
 }
 
-TEST_CASE("A refused copy doesn't hide a good one in a later folder") {
+TEST_CASE("A refused copy doesn't hide a good one in a later folder, and is told") {
   const TemporaryFolder folder;
   copy_toy(folder / "open/toy_model.so");
   copy_toy(folder / "good/toy_model.so");
   chmod((folder / "open").c_str(), 0777);
-  CHECK(Catalogue({folder / "open", folder / "good"}).find(Offer::model, "toy").path == folder / "good/toy_model.so");
+  const Catalogue by_folder({folder / "open", folder / "good"});
+  CHECK(by_folder.find(Offer::model, "toy").path == folder / "good/toy_model.so");
+  const std::vector<std::string> folders = by_folder.passed_over({{Offer::model, "toy"}});
+  REQUIRE(folders.size() == 1);
+  CHECK(folders[0] == Contains{"the folder " + (folder / "open").string() + " (config) is not searched: others can write to it"});
+
+  chmod((folder / "open").c_str(), 0755);
+  chmod((folder / "open/toy_model.so").c_str(), 0777);
+  const Catalogue by_file({folder / "open", folder / "good"});
+  CHECK(by_file.find(Offer::model, "toy").path == folder / "good/toy_model.so");
+  const std::vector<std::string> files = by_file.passed_over({{Offer::model, "toy"}});
+  REQUIRE(files.size() == 1);
+  CHECK(files[0] ==
+        Contains{"model \"toy\": passing over " + (folder / "open/toy_model.so").string() + ": others can write to it"});
+  CHECK(by_file.passed_over({{Offer::model, "other"}, {Offer::strategy, ""}}).empty());
+  CHECK(Catalogue({folder / "good", folder / "open"}).passed_over({{Offer::model, "toy"}}).empty());
 }
 
 TEST_CASE("A scan lists what looks like a plugin and isn't, and passes over libraries that plugins share") {

@@ -101,7 +101,17 @@ int main(int argc, char **argv) {
   require_error(stg_session_open(&args, &session), STG_INVALID_ARGUMENT, "stage is 9");
   args.struct_size = 8;
   require_error(stg_session_open(&args, &session), STG_INVALID_ARGUMENT, "struct_size is 8");
+  args = arguments("{}", "here");
+  require_error(stg_session_open(&args, &session), STG_INVALID_ARGUMENT, "config_folder is \"here\"; it must be absolute");
+  args = arguments("{}", "");
+  require_error(stg_session_open(&args, &session), STG_INVALID_ARGUMENT, "config_folder is \"\"; it must be absolute");
+  args.config_path = text("/nowhere.json");
+  require_error(stg_session_open(&args, &session), STG_INVALID_ARGUMENT, "config_path and config_text are both given");
+  args = arguments("{}", argv[1]);
+  args.num_overrides = 1;
+  require_error(stg_session_open(&args, &session), STG_INVALID_ARGUMENT, "overrides is null");
   REQUIRE(session == NULL);
+  stg_session_request_stop(NULL);
   stg_session_close(NULL);
 
   if (argc == 3 && strcmp(argv[2], "fit") == 0) fit(argv[1]);

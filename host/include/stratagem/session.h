@@ -57,7 +57,7 @@ STG_ASSERT_SIZE(stg_session_events, 40);
 /* Growing. All strings are borrowed. */
 typedef struct stg_session_args {
   uint64_t struct_size;
-  stg_string config_path;      /* the config's file; empty: config_text is the config */
+  stg_string config_path;      /* the config's file; empty: config_text is the config, not both */
   stg_string config_text;      /* JSON with comments */
   stg_string config_folder;    /* what the paths of config_text are relative to; must be absolute */
   const stg_string *overrides; /* lifetime: the call; "a.b=value" texts, the last one wins */
@@ -81,7 +81,7 @@ STG_API stg_error *stg_session_open(const stg_session_args *args, stg_session **
  * result says "interrupted": true. [owner] */
 STG_API stg_error *stg_session_run(stg_session *session, stg_tree *result);
 
-/* Asks a run to end soon: it finishes its update and writes a checkpoint. Safe in a signal handler. [any] */
+/* Asks a run to end soon: it finishes its update and writes a checkpoint. Safe in a signal handler. Null is allowed. [any] */
 STG_API void stg_session_request_stop(stg_session *session);
 
 /* Ends a session. Null is allowed. [owner] */

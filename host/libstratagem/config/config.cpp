@@ -89,10 +89,11 @@ class Reader {
     section.read("options", library.options);
     std::optional<std::string> file;
     section.read("path", file);
+    library.pointer = concat("/", key, file ? "/path" : "/name");
     if (file) {
-      library.path = path(*file, "/" + key + "/path");
+      library.path = path(*file, library.pointer);
     } else if (library.name.find('/') != std::string::npos) {
-      library.path = path(std::exchange(library.name, {}), "/" + key + "/name");
+      library.path = path(std::exchange(library.name, {}), library.pointer);
     }
     return library;
   }
@@ -253,6 +254,13 @@ Json strategy_config(const Config& config) {
     if (strategy.contains(key)) result[key] = strategy[key];
   }
   return result;
+}
+
+std::string with_config_pointer(const std::string& message) {
+  for (const char* key : {"/accelerator", "/devices", "/options"}) {
+    if (message.rfind(key, 0) == 0) return "/strategy" + message;
+  }
+  return message;
 }
 
 }  // namespace stratagem

@@ -54,6 +54,7 @@ struct LibraryConfig {
   std::string name;
   std::optional<std::filesystem::path> path;
   Json options = Json::object();
+  std::string pointer;  // the key that says where it is
 };
 
 struct Config {
@@ -92,5 +93,8 @@ Config check_config(const ConfigText& text, Command command, Problems& problems)
 
 /// What `create` of a strategy is given.
 Json strategy_config(const Config& config);
+
+/// What `create` says about it: a message that begins with a pointer into what it was given gets the config's.
+std::string with_config_pointer(const std::string& message);
 
 }  // namespace stratagem

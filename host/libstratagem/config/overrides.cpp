@@ -12,7 +12,17 @@ Json value_of(const std::string& text, const std::string& source) {
   return parse_json(text, source);
 }
 
+bool is_utf8(const std::string& text) {
+  try {
+    static_cast<void>(Json(text).dump());
+    return true;
+  } catch (const Json::type_error&) {
+    return false;
+  }
+}
+
 void apply_override(Json& config, const std::string& text) {
+  if (!is_utf8(text)) throw invalid_argument("--set ", shown(text), ": this text is not UTF-8");
   const std::string source = concat("--set ", text);
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {

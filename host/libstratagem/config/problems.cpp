@@ -13,13 +13,13 @@ void Problems::add(std::string pointer, std::string text) {
   problems_.push_back({std::move(pointer), std::move(text)});
 }
 
-void Problems::raise(const std::string& source) const {
+void Problems::raise(const std::string& source, uint32_t code) const {
   if (problems_.empty()) return;
   std::string message = source + ":";
   for (const Problem& problem : problems_) {
     message += concat("\n  ", problem.pointer.empty() ? "(whole config)" : problem.pointer, ": ", problem.text);
   }
-  throw invalid_argument(message);
+  throw Error(code, message);
 }
 
 std::string suggestion(const std::string& name, const std::vector<std::string>& candidates) {

@@ -3,6 +3,8 @@
 // What is wrong with a config. Checks add to one list, so that a user sees all of it at once.
 #pragma once
 
+#include <stratagem/error.h>
+
 #include <string>
 #include <vector>
 
@@ -21,8 +23,8 @@ class Problems {
   void add(std::string pointer, std::string text);
   bool empty() const { return problems_.empty(); }
   const std::vector<Problem>& all() const { return problems_; }
-  /// Throws Error{INVALID_ARGUMENT} that lists all, if there are any. `source` names the config.
-  void raise(const std::string& source) const;
+  /// Throws Error{code} that lists all, if there are any. `source` names the config.
+  void raise(const std::string& source, uint32_t code = STG_INVALID_ARGUMENT) const;
 
  private:
   std::vector<Problem> problems_;

@@ -3,6 +3,7 @@
 // Valijson finds where a config breaks its schema; its texts don't say what would be right. So only its places are taken, and each
 // place is explained from the schema: the unknown keys with the nearest known one, the type or the values that are wanted.
 #include <algorithm>
+#include <limits>
 #include <valijson/adapters/nlohmann_json_adapter.hpp>
 #include <valijson/schema.hpp>
 #include <valijson/schema_parser.hpp>
@@ -137,8 +138,10 @@ void explain(const Json& root, const Json& value, const Keys& keys, const std::s
   }
   if (schema == nullptr) return problems.add(pointer, concat(shown(*place), ": ", description));
   if (place->is_object() && explain_keys(*schema, *place, pointer, owner, problems)) return;
+  // Valijson takes a number past int64 for a negative one.
+  const bool too_large = place->is_number_unsigned() && place->get<uint64_t>() > std::numeric_limits<int64_t>::max();
   problems.add(pointer, concat(shown(*place), " is not allowed", owner, "; wanted: ", wanted(*schema, root),
-                               enum_suggestion(*schema, *place)));
+                               too_large ? ", at most 9223372036854775807" : "", enum_suggestion(*schema, *place)));
 }
 
 /// "<root>" and "[key]" to plain keys.
@@ -183,7 +186,7 @@ void parse_schema(const Json& text, const std::string& owner, valijson::Schema& 
   try {
     parser.populateSchema(valijson::adapters::NlohmannJsonAdapter(text), schema);
   } catch (const std::exception& error) {
-    throw internal("the schema", owner, " is not valid: ", error.what());
+    throw failed_precondition("the schema", owner, " is not valid: ", error.what());
   }
 }
 
@@ -197,8 +200,12 @@ void check_schema(const Json& schema_text, const Json& value, const std::string&
   valijson::ValidationResults results;
   if (validator.validate(schema, valijson::adapters::NlohmannJsonAdapter(value), &results)) return;
 
-  for (const Place& place : places_of(results))
-    explain(schema_text, value, place.keys, pointer, owner, place.description, problems);
+  try {
+    for (const Place& place : places_of(results))
+      explain(schema_text, value, place.keys, pointer, owner, place.description, problems);
+  } catch (const Json::exception& error) {
+    throw failed_precondition("the schema", owner, " is not valid: ", error.what());
+  }
 }
 
 }  // namespace stratagem

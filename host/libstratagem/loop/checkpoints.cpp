@@ -52,11 +52,15 @@ std::optional<int64_t> step_of(const std::string& name) {
 }
 
 std::vector<fs::path> checkpoint_candidates(const fs::path& given) {
-  const fs::path dir = fs::absolute(given).lexically_normal();
+  fs::path dir = fs::absolute(given).lexically_normal();
+  if (!dir.has_filename()) dir = dir.parent_path();  // "run/step-00000200/"
   if (!fs::is_directory(dir)) throw not_found("there is no checkpoint folder ", dir.string());
   std::set<int64_t> steps = steps_in(dir);
   const auto last = last_in(dir);
-  if (steps.empty() && !last) return {dir};
+  if (steps.empty() && !last) {
+    if (fs::is_empty(dir)) throw not_found(dir.string(), " holds no checkpoint: it is empty");
+    return {dir};
+  }
   std::vector<fs::path> candidates;
   if (last && steps.erase(*last) != 0) candidates.push_back(dir / checkpoint_name(*last));
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) candidates.push_back(dir / checkpoint_name(*step));
@@ -80,14 +84,14 @@ std::string damage_of(const fs::path& checkpoint) {
   }
 }
 
-Checkpoints::Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed_step, const Warn& warn)
-    : config_(std::move(config)) {
+Checkpoints::Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed_step, Warn warn)
+    : config_(std::move(config)), warn_(std::move(warn)) {
   size_t num_others = 0;
   for (const int64_t step : steps_in(config_.dir)) {
     const fs::path folder = config_.dir / checkpoint_name(step);
     if (const std::string damage = damage_of(folder); !damage.empty()) {
-      warn(concat("the checkpoint ", folder.string(), " is not whole (", damage, ") and is removed after the next save"));
-      leftovers_.push_back(folder);
+      warn_(
+          concat("the checkpoint ", folder.string(), " can't be read (", damage, "); it stays, and keep_last doesn't count it"));
     } else if (resumed_step && step <= *resumed_step) {
       own_.insert(step);
     } else {
@@ -95,8 +99,8 @@ Checkpoints::Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed
     }
   }
   if (num_others != 0) {
-    warn(concat(config_.dir.string(), " holds ", num_others, " checkpoint", num_others == 1 ? "" : "s",
-                " that this run does not continue; they stay until one of the same step replaces them"));
+    warn_(concat(config_.dir.string(), " holds ", num_others, " checkpoint", num_others == 1 ? "" : "s",
+                 " that this run does not continue; they stay until one of the same step replaces them"));
   }
 }
 
@@ -108,7 +112,6 @@ fs::path Checkpoints::save(int64_t step, const Save& save) {
   disk::make_folders(config_.dir);
   save(folder.string());
   own_.insert(step);
-  std::erase(leftovers_, folder);
   const std::string pointer = name + "\n";
   disk::replace_file(config_.dir / last_name, {pointer});
   prune();
@@ -116,11 +119,17 @@ fs::path Checkpoints::save(int64_t step, const Save& save) {
 }
 
 void Checkpoints::prune() {
-  for (const fs::path& folder : leftovers_) disk::remove(folder);
-  leftovers_.clear();
-  disk::remove_leftovers(config_.dir);
+  // The new checkpoint is safe: that an old one stays is no reason to end a run.
+  const auto try_to = [&](const auto& remove) {
+    try {
+      remove();
+    } catch (const Error& error) {
+      warn_(error.message);
+    }
+  };
+  try_to([&] { disk::remove_leftovers(config_.dir); });
   while (config_.keep_last && own_.size() > static_cast<size_t>(*config_.keep_last)) {
-    disk::remove(config_.dir / checkpoint_name(*own_.begin()));
+    try_to([&] { disk::remove(config_.dir / checkpoint_name(*own_.begin())); });
     own_.erase(own_.begin());
   }
 }

@@ -36,9 +36,9 @@ class Checkpoints {
   using Warn = std::function<void(const std::string& text)>;
 
   /// `resumed_step`: the run goes on from a checkpoint in this folder. Those up to it belong to the run and are counted by keep_last;
-  /// others are another run's and stay as they are, unless they are damaged: those go after the next save, as do leftovers of a save
-  /// that was killed.
-  Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed_step, const Warn& warn);
+  /// others are another run's and stay as they are. So do those that can't be read, for a reason that may pass: what has its name
+  /// was whole once. Leftovers of a save that was killed go after the next save.
+  Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed_step, Warn warn);
 
   bool due(int64_t step) const;
   /// Returns the folder.
@@ -49,8 +49,8 @@ class Checkpoints {
   void prune();
 
   CheckpointConfig config_;
+  Warn warn_;
   std::set<int64_t> own_;
-  std::vector<std::filesystem::path> leftovers_;
 };
 
 }  // namespace stratagem

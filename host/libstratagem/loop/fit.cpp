@@ -57,8 +57,8 @@ FitLoop::FitLoop(const Config& config, StrategyInstance& strategy, const Dataset
       epoch_loss_(nan) {
   if (resume_) position_ = resume_->position;
   loss_.epoch = position_.loss;
-  const int64_t a = trainer_.accumulate_grad_batches;
-  total_updates_ = total_updates(trainer_, (num_train_batches() + a - 1) / a);
+  total_updates_ = total_updates(config_, train_.num_samples());
+  note_good();
 }
 
 int64_t FitLoop::num_train_batches() const { return num_batches(train_.num_samples(), config_.train->batch_size); }
@@ -85,6 +85,18 @@ FitResult FitLoop::run() {
   if (config_.checkpoint) checkpoints_.emplace(*config_.checkpoint, resumed_step_in(config_, resume_), warn);
   metrics_.emplace(config_.metrics, resume_ ? std::optional(position_) : std::nullopt, events_.metrics);
   const Clock::time_point begin = Clock::now();
+  try {
+    train();
+    if (checkpoints_) save();
+  } catch (...) {
+    save_after(describe_exception(std::current_exception()));
+    throw;
+  }
+  seconds_ = ms_since(begin) / 1000;
+  return result();
+}
+
+void FitLoop::train() {
   while (finished().empty() && !interrupted_) {
     const Ended ended = position_.validation_pending ? Ended::epoch : train_epoch();
     if (ended == Ended::stop) {
@@ -93,9 +105,6 @@ FitResult FitLoop::run() {
       finish_epoch(ended);
     }
   }
-  if (checkpoints_) save();
-  seconds_ = ms_since(begin) / 1000;
-  return result();
 }
 
 FitLoop::Ended FitLoop::train_epoch() {
@@ -114,7 +123,7 @@ FitLoop::Ended FitLoop::train_epoch() {
       step_ms_.push_back(ms_since(begin));
       after_update();
     }
-    if (loss_.num_kept() >= max_kept_losses) loss_.flush(0);
+    if (updated && loss_.num_kept() >= max_kept_losses) loss_.flush(0);
     report(STG_STAGE_FIT, position_.batch, total);
     if (position_.batch == total) return Ended::epoch;
     if (position_.step == trainer_.max_steps) return Ended::limit;
@@ -139,6 +148,7 @@ bool FitLoop::update(BatchStream& stream) {
   count_skipped(last_update_.outcome);
   if (last_update_.outcome != STG_UPDATE_DONE) return false;
   ++position_.step;
+  note_good();
   return true;
 }
 
@@ -174,23 +184,27 @@ void FitLoop::after_update() {
 
 /// After the last update of an epoch, or of the run: the epoch's mean, validation, and on to the next.
 void FitLoop::finish_epoch(Ended ended) {
-  const bool whole = ended == Ended::epoch && position_.batch == num_train_batches();
   if (!position_.validation_pending) {
+    note_good();  // windows at the end may have been skipped
     loss_.flush(0);
     metrics_->write(position_, "epoch", {{"train_loss", loss_.epoch.mean()}});
+    position_.validation_pending = true;
+    position_.epoch_is_whole = ended == Ended::epoch;
+    note_good();
   }
   epoch_loss_ = loss_.epoch.mean();
-  position_.validation_pending = true;
   if (!validate()) {
     interrupted_ = true;
     return;
   }
   position_.validation_pending = false;
-  if (whole) {
+  if (position_.epoch_is_whole) {
     ++position_.epoch;
     position_.batch = 0;
+    position_.epoch_is_whole = false;
     loss_.epoch = {};
   }
+  note_good();
   if (checkpoints_ && checkpoints_->due(position_.step)) save();
   if (events_.stop_requested() && finished().empty()) interrupted_ = true;
 }
@@ -211,13 +225,36 @@ bool FitLoop::validate() {
   return true;
 }
 
-void FitLoop::save() {
+/// Returns whether there was something to save.
+bool FitLoop::save() {
   loss_.flush(0);
   position_.loss = loss_.epoch;
-  Json state = host_state(position_, config_, train_.num_samples());
-  if (state == saved_) return;
+  const Json state = host_state(position_, config_, train_.num_samples());
+  if (state == saved_) return false;
+  saved_ = state;
   checkpoints_->save(position_.step, [&](const std::string& folder) { strategy_.save(folder, state); });
-  saved_ = std::move(state);
+  return true;
+}
+
+void FitLoop::note_good() {
+  good_ = position_;
+  num_good_losses_ = loss_.num_added();
+}
+
+/// What trained for hours must not go with one bad batch or a full disk for the metrics.
+void FitLoop::save_after(const Error& error) {
+  const bool has_trained = !step_ms_.empty();
+  if (!checkpoints_ || !has_trained || (error.flags & STG_ERROR_INSTANCE_USABLE) == 0) return;
+  const std::string what = concat("the weights after update ", good_.step);
+  try {
+    position_ = good_;
+    loss_.forget_after(num_good_losses_);
+    if (save()) {
+      events_.log(STG_LOG_WARNING, concat(what, " are saved in ", checkpoints_->newest()->string(), ", to resume from"));
+    }
+  } catch (...) {
+    events_.log(STG_LOG_WARNING, concat(what, " can't be saved: ", describe_exception(std::current_exception()).message));
+  }
 }
 
 void FitLoop::report(uint64_t stage, int64_t batch, int64_t num_batches) const {

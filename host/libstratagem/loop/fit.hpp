@@ -7,7 +7,8 @@
 //     validation, at the end of each epoch and of the run
 //   after each update: a metrics line and a checkpoint where they are due, and a stop where one was asked for
 //
-// A checkpoint that falls on the end of an epoch is written after its validation, so that a resume doesn't repeat it.
+// A checkpoint that falls on the end of an epoch is written after its validation, so that a resume doesn't repeat it. After an error
+// that leaves the strategy usable, one is written as of the last update: the weights are good, whatever was wrong with a batch.
 #pragma once
 
 #include <map>
@@ -55,13 +56,16 @@ class FitLoop {
  private:
   enum class Ended { epoch, limit, stop };
 
+  void train();
   Ended train_epoch();
   bool update(class BatchStream& stream);
   stg_update_args update_args() const;
   void after_update();
   void finish_epoch(Ended ended);
   bool validate();
-  void save();
+  bool save();
+  void note_good();
+  void save_after(const Error& error);
   std::string finished() const;
   int64_t num_train_batches() const;
   void report(uint64_t stage, int64_t batch, int64_t num_batches) const;
@@ -80,7 +84,9 @@ class FitLoop {
   TrainingLoss loss_;
   std::optional<MetricsFile> metrics_;
   std::optional<Checkpoints> checkpoints_;
-  Json saved_;  // the state of the last save: the same one is not written twice
+  Json saved_;     // the state that was last saved, or tried to be: the same one is not written twice
+  Position good_;  // where the weights stand: of the last update, or the end of an epoch
+  size_t num_good_losses_ = 0;
   int64_t total_updates_;
   size_t window_ = 0;  // micro-batches of the last update
   stg_update_result last_update_{};

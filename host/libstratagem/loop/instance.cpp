@@ -56,8 +56,6 @@ void StrategyInstance::setup(const stg_model* model, uint64_t stage) {
   call(api_.setup, "setup", nullptr, &args);
 }
 
-void StrategyInstance::teardown() { call(api_.teardown, "teardown", nullptr); }
-
 std::vector<std::string> StrategyInstance::devices() const {
   const stg_device* devices = nullptr;
   uint64_t num_devices = 0;

@@ -37,7 +37,6 @@ class StrategyInstance {
   StrategyInstance(const stg_strategy_factory& factory, const Json& config, const stg_host* host);
 
   void setup(const stg_model* model, uint64_t stage);
-  void teardown();
   std::vector<std::string> devices() const;
 
   /// One micro-batch. With `update` it is the last before an update, whose result goes to `result`.

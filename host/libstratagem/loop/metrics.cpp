@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libstratagem/loop/metrics.hpp"
 
+#include <fcntl.h>
+
 #include <chrono>
 #include <cstring>
+#include <sstream>
 
+#include "base/disk.hpp"
 #include "base/error.hpp"
 
 namespace stratagem {
@@ -22,17 +26,24 @@ bool told_again(const std::string& line, const Position& position) {
   }
 }
 
+fs::path previous(const fs::path& path) { return path.string() + ".previous"; }
+
+/// What is dropped stays in the previous file: the checkpoint may be an old one, and the lines after it all that is left of days.
 void keep_until(const fs::path& path, const Position& position) {
-  std::ifstream in(path);
-  const fs::path temporary = path.string() + ".tmp";
-  std::ofstream out(temporary);
+  const disk::OpenFile file = disk::open_for_reading(path);
+  std::string before(file.size_bytes, '\0'), kept;
+  disk::read_exactly(file, 0, before.data(), before.size());
+  std::istringstream in(before);
   for (std::string line; std::getline(in, line);) {
-    if (!told_again(line, position)) out << line << '\n';
+    if (!told_again(line, position)) kept += line + '\n';
   }
-  out.close();
-  if (!out) throw Error(STG_RESOURCE_EXHAUSTED, concat("can't write ", temporary.string()));
-  fs::rename(temporary, path);
+  if (kept == before) return;
+  disk::replace_file(previous(path), {before});
+  disk::replace_file(path, {kept});
 }
+
+/// Of anything else (a pipe, /dev/null, a link to them) nothing can be kept, and its name is not ours to give away.
+bool is_plain_file(const fs::path& path) { return fs::symlink_status(path).type() == fs::file_type::regular; }
 
 }  // namespace
 
@@ -48,16 +59,23 @@ std::string metrics_line(int64_t step, int64_t epoch, const std::string& stage, 
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
+void MetricsFile::check(const fs::path& path) {
+  // A pipe's reader would take the closing for the end.
+  if (fs::is_fifo(path)) return;
+  const disk::FileDescriptor file(open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NOCTTY | O_CLOEXEC, 0666));
+  if (file.number() < 0) throw disk::errno_error(errno, "write", path);
+}
+
 MetricsFile::MetricsFile(const std::optional<fs::path>& path, const std::optional<Position>& resumed_from,
                          std::function<void(const std::string& line)> listener)
     : path_(path), listener_(std::move(listener)) {
   if (!path_) return;
   fs::create_directories(path_->parent_path());
-  if (fs::exists(*path_)) {
+  if (is_plain_file(*path_)) {
     if (resumed_from) {
       keep_until(*path_, *resumed_from);
-    } else {
-      fs::rename(*path_, path_->string() + ".previous");
+    } else if (fs::file_size(*path_) != 0) {
+      fs::rename(*path_, previous(*path_));
     }
   }
   out_.open(*path_, std::ios::app);

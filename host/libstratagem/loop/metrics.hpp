@@ -21,8 +21,12 @@ std::string metrics_line(int64_t step, int64_t epoch, const std::string& stage, 
 
 class MetricsFile {
  public:
+  /// Throws where the file can't be opened for writing. Creates it.
+  static void check(const std::filesystem::path& path);
+
   /// Without a path, nothing is written. A new run puts an existing file aside as `<name>.previous`; a resumed one keeps the lines up
-  /// to its position, since those after it are told again.
+  /// to its position, since those after it are told again, and puts the whole aside if it drops any. What is no regular file is
+  /// appended to.
   MetricsFile(const std::optional<std::filesystem::path>& path, const std::optional<Position>& resumed_from,
               std::function<void(const std::string& line)> listener);
 

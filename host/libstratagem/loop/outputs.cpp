@@ -3,6 +3,7 @@
 
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "base/dlpack.hpp"
 
@@ -61,13 +62,15 @@ void TrainingLoss::add(StepOutcome outcome) {
 
 double TrainingLoss::flush(size_t num_last) {
   WeightedMean last;
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    const Tree loss = here(strategy_, std::move(kept_[i].loss));
+  // One that fails to be read is not read again.
+  std::vector<Kept> kept = std::exchange(kept_, {});
+  num_read_ += kept.size();
+  for (size_t i = 0; i < kept.size(); ++i) {
+    const Tree loss = here(strategy_, std::move(kept[i].loss));
     const double value = read_element(loss.root().as.tensor->view, 0);
-    epoch.add(value, kept_[i].weight);
-    if (i + num_last >= kept_.size()) last.add(value, kept_[i].weight);
+    epoch.add(value, kept[i].weight);
+    if (i + num_last >= kept.size()) last.add(value, kept[i].weight);
   }
-  kept_.clear();
   return last.mean();
 }
 

@@ -24,6 +24,11 @@ class TrainingLoss {
   /// Reads what is kept. Returns the mean of the last `num_last` of them.
   double flush(size_t num_last);
   size_t num_kept() const { return kept_.size(); }
+  /// How many were added so far, and forgetting those after the first so many, which are not read yet.
+  size_t num_added() const { return num_read_ + kept_.size(); }
+  void forget_after(size_t num_wanted) {
+    while (!kept_.empty() && num_added() > num_wanted) kept_.pop_back();
+  }
 
   WeightedMean epoch;  // of all that was flushed; the loop resets and restores it
 
@@ -34,6 +39,7 @@ class TrainingLoss {
   };
   StrategyInstance& strategy_;
   std::vector<Kept> kept_;
+  size_t num_read_ = 0;
 };
 
 /// Metrics of an evaluation: each number, or tensor with one entry per replica, of the outputs; a bare tensor is the loss. An entry

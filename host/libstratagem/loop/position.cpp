@@ -1,22 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libstratagem/loop/position.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
+#include "libstratagem/data/dataset.hpp"
+#include "libstratagem/loop/schedule.hpp"
 
 namespace stratagem {
 namespace {
 
 /// What decides which samples batch number n of an epoch holds, by the place in the config.
 Json order_of_batches(const Config& config, int64_t num_samples) {
-  return {{"/data/train (samples)", num_samples},
-          {"/data/train/batch_size", config.train->batch_size},
-          {"/data/train/shuffle", config.train->shuffle},
-          {"/seed", config.seed}};
+  Json order = {{"/data/train (samples)", num_samples},
+                {"/data/train/batch_size", config.train->batch_size},
+                {"/data/train/shuffle", config.train->shuffle}};
+  if (config.train->shuffle) order["/seed"] = config.seed;
+  return order;
 }
 
-/// What decides the rate and size of updates.
-Json update_settings(const Config& config) {
-  Json settings = {{"/trainer/accumulate_grad_batches", config.trainer.accumulate_grad_batches}};
+/// What decides the numbers of an update: its rate, its size, its arithmetic.
+Json update_settings(const Config& config, int64_t num_samples) {
+  Json settings = {{"/trainer/accumulate_grad_batches", config.trainer.accumulate_grad_batches},
+                   {"/trainer/gradient_clip_val", config.trainer.gradient_clip_val},
+                   {"/precision", config.json.value("precision", "32-true")},
+                   {"/deterministic", config.json.value("deterministic", false)}};
+  if (config.trainer.gradient_clip_val > 0) {
+    settings["/trainer/gradient_clip_algorithm"] = config.trainer.gradient_clip_algorithm;
+  }
+  if (config.scheduler.name == "cosine" && !config.scheduler.total_steps) {
+    settings["/scheduler/total_steps (the run's length)"] = total_updates(config, num_samples);
+  }
+  for (const auto& member : config.strategy.options.items()) settings["/strategy/options/" + member.key()] = member.value();
   for (const char* section : {"optimizer", "scheduler"}) {
     const Json values = config.json.value(section, Json::object());
     for (const auto& member : values.items()) {
@@ -48,10 +63,11 @@ Json host_state(const Position& position, const Config& config, int64_t num_samp
           {"batch", position.batch},
           {"step", position.step},
           {"validation_pending", position.validation_pending},
+          {"epoch_is_whole", position.epoch_is_whole},
           // NaN has no number in JSON; null reads back as it.
           {"loss", {{"sum", position.loss.sum}, {"weight", position.loss.weight}}},
           {"order", order_of_batches(config, num_samples)},
-          {"updates", update_settings(config)},
+          {"updates", update_settings(config, num_samples)},
           {"config", config.json}};
 }
 
@@ -64,11 +80,16 @@ Position restore_position(const Json& state, const Config& config, int64_t num_s
     position.batch = state.at("batch").get<int64_t>();
     position.step = state.at("step").get<int64_t>();
     position.validation_pending = state.at("validation_pending").get<bool>();
+    position.epoch_is_whole = state.at("epoch_is_whole").get<bool>();
+    if (std::min({position.epoch, position.batch, position.step}) < 0) {
+      throw data_loss("the loop's state in the checkpoint counts below 0: epoch ", position.epoch, ", batch ", position.batch,
+                      ", step ", position.step);
+    }
     const auto number = [](const Json& value) {
       return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
     };
     position.loss = {number(state.at("loss").at("sum")), number(state.at("loss").at("weight"))};
-    const bool within_epoch = position.batch != 0 && !position.validation_pending;
+    const bool within_epoch = position.batch != 0 && !position.epoch_is_whole;
     compare(state.at("order"), order_of_batches(config, num_samples),
             [&](const std::string& pointer, const Json& saved, const Json& now) {
               const std::string both = concat(pointer, " is ", shown_or_absent(saved), " in the checkpoint and ",
@@ -80,10 +101,11 @@ Position restore_position(const Json& state, const Config& config, int64_t num_s
               }
               warnings.push_back(both + "; the config's is used");
             });
-    compare(state.at("updates"), update_settings(config), [&](const std::string& pointer, const Json& saved, const Json& now) {
-      warnings.push_back(concat(pointer, " is ", shown_or_absent(saved), " in the checkpoint and ", shown_or_absent(now),
-                                " in the config; the config's is used from update ", position.step + 1, " on"));
-    });
+    compare(state.at("updates"), update_settings(config, num_samples),
+            [&](const std::string& pointer, const Json& saved, const Json& now) {
+              warnings.push_back(concat(pointer, " is ", shown_or_absent(saved), " in the checkpoint and ", shown_or_absent(now),
+                                        " in the config; the config's is used from update ", position.step + 1, " on"));
+            });
   } catch (const Json::exception& error) {
     throw data_loss("the loop's state in the checkpoint is not one of this program's: ", error.what());
   }

@@ -17,6 +17,7 @@ struct Position {
   int64_t batch = 0;                // the next batch of the epoch; batches before it are done
   int64_t step = 0;                 // updates done
   bool validation_pending = false;  // training of the epoch (or the run) is done, its validation isn't
+  bool epoch_is_whole = false;      // with it: all batches of the epoch are done, however many a resumed run would count
   WeightedMean loss;                // of this epoch so far
 };
 

@@ -19,7 +19,7 @@ namespace stratagem {
 /// `total_updates` is how many updates the run makes at most; the cosine's length where the config gives none.
 double learning_rate(const SchedulerConfig& scheduler, double base, int64_t num_updates_done, int64_t total_updates);
 
-/// The most updates that the trainer's limits allow, with so many updates in an epoch.
-int64_t total_updates(const TrainerConfig& trainer, int64_t updates_per_epoch);
+/// The most updates that the trainer's limits allow on so many training samples.
+int64_t total_updates(const Config& config, int64_t num_samples);
 
 }  // namespace stratagem

@@ -141,12 +141,15 @@ void Catalogue::mark_shadowed() {
   std::map<std::pair<Offer, std::string>, const PluginFile*> first;
   for (PluginFile& file : files_) {
     if (!file.problem.empty()) continue;
+    bool is_used = false;
     for (const Offer offer : {Offer::strategy, Offer::model}) {
       for (const std::string& name : file.names(offer)) {
-        const auto [entry, added] = first.try_emplace({offer, name}, &file);
-        if (!added && entry->second != &file) file.shadowed = entry->second->path.string();
+        const PluginFile* taken = first.try_emplace({offer, name}, &file).first->second;
+        is_used |= taken == &file;
+        if (taken != &file) file.shadowed = taken->path.string();
       }
     }
+    if (is_used) file.shadowed.clear();
   }
 }
 
@@ -159,14 +162,34 @@ std::vector<std::string> Catalogue::available(Offer offer) const {
   return {names.begin(), names.end()};
 }
 
+bool Catalogue::offers(const PluginFile& file, Offer offer, const std::string& name) const {
+  const std::vector<std::string> names = file.names(offer);
+  // A file that can't be read may be the one that was meant, by its own name.
+  return std::find(names.begin(), names.end(), name) != names.end() || (file.note.is_null() && file.path.stem() == name);
+}
+
+std::vector<std::string> Catalogue::passed_over(const std::vector<std::pair<Offer, std::string>>& names) const {
+  std::vector<std::string> texts;
+  for (const SearchFolder& folder : folders_) {
+    if (!folder.refused.empty())
+      texts.push_back(concat("the folder ", folder.path.string(), " (", folder.origin, ") is not searched: ", folder.refused));
+  }
+  for (const auto& [offer, name] : names) {
+    for (const PluginFile& file : files_) {
+      if (name.empty() || (offers(file, offer, name) && file.problem.empty())) break;
+      if (offers(file, offer, name) && folders_[file.folder].refused.empty())
+        texts.push_back(concat(word_for(offer), " \"", name, "\": passing over ", file.path.string(), ": ", file.problem));
+    }
+  }
+  return texts;
+}
+
 const PluginFile& Catalogue::find(Offer offer, const std::string& name) const {
   const PluginFile* unusable = nullptr;
   for (const PluginFile& file : files_) {
-    const std::vector<std::string> names = file.names(offer);
-    const bool offers = std::find(names.begin(), names.end(), name) != names.end();
-    if (offers && file.problem.empty()) return file;
-    // A file that can't be read may be the one that was meant, by its own name.
-    if ((offers || (file.note.is_null() && file.path.stem() == name)) && unusable == nullptr) unusable = &file;
+    if (!offers(file, offer, name)) continue;
+    if (file.problem.empty()) return file;
+    if (unusable == nullptr) unusable = &file;
   }
   if (unusable != nullptr) {
     const bool by_writers = !unusable->note.is_null() && abi_mismatch(unusable->note).empty();

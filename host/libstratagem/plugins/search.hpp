@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "libstratagem/config/json_text.hpp"
@@ -31,7 +32,7 @@ struct PluginFile {
   size_t folder = 0;     // index of its SearchFolder
   Json note;             // null if it could not be read
   std::string problem;   // why it can't be used; empty if it can, as far as reading tells
-  std::string shadowed;  // the file that is taken instead, as it comes first and offers a name that this one offers; else empty
+  std::string shadowed;  // the file that is taken instead, where each name of this one is offered by one before it; else empty
   /// The names of its note.
   std::vector<std::string> names(Offer offer) const;
 };
@@ -54,8 +55,12 @@ class Catalogue {
   /// The file that offers `name`. Throws NOT_FOUND with the nearest and the available names, or, where only refused or unusable files
   /// offer it, PERMISSION_DENIED or FAILED_PRECONDITION with the reason.
   const PluginFile& find(Offer offer, const std::string& name) const;
+  /// What a user may have meant and doesn't get: the folders that are refused, and the files that offer one of the names, come
+  /// before the one that find gives, and can't be used. One text each, with the reason.
+  std::vector<std::string> passed_over(const std::vector<std::pair<Offer, std::string>>& names) const;
 
  private:
+  bool offers(const PluginFile& file, Offer offer, const std::string& name) const;
   void add_folder(const std::filesystem::path& path, const std::string& origin);
   void scan(size_t folder);
   void mark_shadowed();

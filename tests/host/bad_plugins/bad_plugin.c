@@ -23,6 +23,7 @@
 #define FAULT_NONE 15
 #define FAULT_MISSING_DEPENDENCY 16
 #define FAULT_NONE_WITH_DEPENDENCY 17
+#define FAULT_SCHEMA 18
 
 #if FAULT == FAULT_OTHER_MAJOR
 #define ABI "{\"major\": 2, \"min_minor\": 3, \"max_minor\": 5}"
@@ -54,7 +55,14 @@ static const stg_plugin *table(void) {
   static stg_strategy_factory factory;
   static const stg_strategy_factory *factories[1];
   static stg_plugin plugin;
-  factory = (stg_strategy_factory){sizeof factory, text("bad"), text("wrong in one way"), text(""), kinds, 1, 0, &api};
+  factory = (stg_strategy_factory){sizeof factory,
+                                   text("bad"),
+                                   text("wrong in one way"),
+                                   text(FAULT == FAULT_SCHEMA ? "{\"type\": 5}" : ""),
+                                   kinds,
+                                   1,
+                                   0,
+                                   &api};
   factories[0] = FAULT == FAULT_NULL_FACTORY ? NULL : &factory;
   plugin = (stg_plugin){sizeof plugin, text("bad"), text("1.0.0"), factories, 1, NULL, 0, NULL};
   if (FAULT == FAULT_SMALL_TABLE) plugin.struct_size = 40;
