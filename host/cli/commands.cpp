@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -37,10 +38,14 @@ std::string take_text(stg_tree& tree) {
   return text;
 }
 
-void print(const std::string& text) {
+/// Prints a result. Returns the exit code: `code`, or that of a result that nobody got.
+int print(const std::string& text, int code = fine) {
   write_above_progress("");
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fputc('\n', stdout);
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  say(STG_LOG_ERROR, std::string("can't write the result to stdout: ") + std::strerror(errno));
+  return failed;
 }
 
 int report(const stg_error& error, int exit_code) {
@@ -70,8 +75,13 @@ class Signals {
     struct sigaction action {};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
-    sigaction(SIGINT, &action, nullptr);
-    sigaction(SIGTERM, &action, nullptr);
+    for (const int signal : {SIGINT, SIGTERM}) {
+      // Whoever started us may have had it ignored, as a shell does for what runs in the background.
+      struct sigaction before {};
+      if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
+    }
+    // A write past the limit on a file's size is an error like that of a full disk, not the end.
+    signal(SIGXFSZ, SIG_IGN);
   }
 };
 
@@ -167,24 +177,21 @@ int run(uint64_t stage, const RunOptions& options) {
     if (const Error error{stg_session_run(session.get(), &tree)}) return report(*error, failed);
   }
   const Json result = Json::parse(take_text(tree));
-  print(options.json ? result.dump() : summary(result));
-  return result["interrupted"].get<bool>() ? 128 + caught.load() : fine;
+  return print(options.json ? result.dump() : summary(result), result["interrupted"].get<bool>() ? 128 + caught.load() : fine);
 }
 
 int plugins(const std::string& config, bool json) {
   stg_tree tree{};
   if (const Error error{stg_list_plugins(to_abi(config), &tree)}) return report(*error, bad_input);
   const std::string text = take_text(tree);
-  print(json ? text : plugins_text(Json::parse(text)));
-  return fine;
+  return print(json ? text : plugins_text(Json::parse(text)));
 }
 
 int inspect(const std::string& file, bool json) {
   stg_tree tree{};
   if (const Error error{stg_inspect_plugin(to_abi(file), &tree)}) return report(*error, bad_input);
   const std::string text = take_text(tree);
-  print(json ? text : Json::parse(text).dump(2));
-  return fine;
+  return print(json ? text : Json::parse(text).dump(2));
 }
 
 int schema(const std::string& strategy, const std::string& model) {
@@ -194,8 +201,7 @@ int schema(const std::string& strategy, const std::string& model) {
                                : stg_config_schema(&tree)};
   if (error) return report(*error, exit_code_of_opening(error->code));
   const std::string text = take_text(tree);
-  print(of_options ? Json::parse(text).dump(2) : text);
-  return fine;
+  return print(of_options ? Json::parse(text).dump(2) : text);
 }
 
 }  // namespace stratagem::cli

@@ -37,12 +37,17 @@ int main(int argc, char** argv) {
   RunOptions options;
   CLI::App* fit = app.add_subcommand("fit", "Train");
   add_run_options(*fit, options);
-  fit->add_option("--resume", options.checkpoint, "Go on from this checkpoint, or from the newest in this folder");
+  // An empty one, as of a variable that isn't set, must not train or evaluate other weights than those that were meant.
+  const CLI::Validator is_given([](const std::string& text) { return text.empty() ? "it is empty; name a folder" : ""; }, "DIR");
+  fit->add_option("--resume", options.checkpoint, "Go on from this checkpoint, or from the newest in this folder")
+      ->check(is_given);
   CLI::App* validate = app.add_subcommand("validate", "Evaluate a checkpoint on data.validation");
   CLI::App* test = app.add_subcommand("test", "Evaluate a checkpoint on data.test");
   for (CLI::App* command : {validate, test}) {
     add_run_options(*command, options);
-    command->add_option("--checkpoint", options.checkpoint, "A checkpoint, or a folder whose newest is meant")->required();
+    command->add_option("--checkpoint", options.checkpoint, "A checkpoint, or a folder whose newest is meant")
+        ->required()
+        ->check(is_given);
   }
 
   std::string file, strategy, model;

@@ -45,6 +45,14 @@ TEST_CASE("A wrong command line ends with 2, and help with 0") {
     CHECK(wrong.out.empty());
     CHECK(!wrong.err.empty());
   }
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"fit", "c.json", "--resume", ""},
+                                                {"validate", "c.json", "--checkpoint", ""},
+                                                {"test", "c.json", "--checkpoint", ""}}) {
+    INFO(Json(words).dump());
+    const Finished empty = run_stratagem(words);
+    CHECK(empty.code == 2);
+    CHECK(empty.err == Contains{"it is empty; name a folder"});
+  }
   CHECK(run_stratagem({"--help"}).code == 0);
   CHECK(run_stratagem({"fit", "--help"}).out == Contains{"--resume"});
 }
@@ -99,7 +107,49 @@ TEST_CASE("A path that names no file ends with 2, with the absolute path") {
   const Config config;
   const Finished missing = config.fit({"--set", "strategy.name=./none.so"});
   CHECK(missing.code == 2);
-  CHECK(missing.err == Contains{"/strategy/path: there is no file " + (config.folder / "none.so").string()});
+  CHECK(missing.err == Contains{"/strategy/name: there is no file " + (config.folder / "none.so").string()});
+  CHECK(config.fit({"--set", "strategy.path=none.so"}).err == Contains{"/strategy/path: there is no file "});
+}
+
+TEST_CASE("A refused plugin stands in one list with what else is wrong, as the config's mistake") {
+  const Config config;
+  fs::copy_file(TEST_PLUGINS "/bad/no_probe.so", config.folder / "no_probe.so");
+  const Finished both = config.fit({"--set", "strategy.path=no_probe.so", "--set", "sede=1"});
+  CHECK(both.code == 2);
+  CHECK(both.err == Contains{"/sede: unknown key"});
+  CHECK(both.err ==
+        Contains{"/strategy/path: " + (config.folder / "no_probe.so").string() + " has a plugin's note, but no function"});
+}
+
+TEST_CASE("A plugin whose options schema is none ends with 3") {
+  const Config config;
+  fs::copy_file(TEST_PLUGINS "/bad/bad_schema.so", config.folder / "bad_schema.so");
+  const Finished refused = config.fit({"--set", "strategy.name=./bad_schema.so"});
+  CHECK(refused.code == 3);
+  CHECK(refused.err == Contains{"the schema by the strategy \"bad\" is not valid"});
+}
+
+TEST_CASE("A result that can't be written ends with 1") {
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"plugins", "--json"}, {"schema"}, {"inspect", TEST_PLUGINS "/toy/toy_model.so"}}) {
+    const Finished full = run_stratagem(words, "/", {}, {.out = "/dev/full"});
+    CHECK(full.code == 1);
+    CHECK(full.err == Contains{"can't write the result to stdout: No space left on device"});
+  }
+}
+
+TEST_CASE("A plugin that is passed over for one behind it is told") {
+  const Config config;
+  for (const char* name : {"open", "good"}) {
+    fs::create_directory(config.folder / name);
+    fs::copy_file(TEST_PLUGINS "/toy/toy_model.so", config.folder / name / "toy.so");
+  }
+  chmod((config.folder / "open").c_str(), 0777);
+  fs::copy_file(TEST_PLUGINS "/bad/none.so", config.folder / "strategy.so");
+  const Finished fit = config.fit({"--set", "model.path=null", "--set", "model.name=toy", "--set", "strategy.name=./strategy.so",
+                                   "--set", R"(plugin_path=["open", "good"])"});
+  CHECK(fit.err ==
+        Contains{"warning: the folder " + (config.folder / "open").string() + " (config) is not searched: others can"});
 }
 
 TEST_CASE("plugins lists what is found and where, what shadows what, and what can't be used") {

@@ -193,6 +193,39 @@ TEST_CASE("A device or precision that this version lacks is told before anything
   CHECK(options.err == Contains{"/strategy/options/nothing: unknown key by the strategy"});
 }
 
+TEST_CASE("What a model's constructor throws before the start is about its options, and ends with 2") {
+  const Run run(any_strategy());
+  const std::string where = GENERATE("create", "replicate");
+  const Finished fit = run.fit({"model.options.fails=" + where});
+  CHECK(fit.code == 2);
+  CHECK(fit.err == Contains{"the toy was told to fail"});
+}
+
+TEST_CASE("What a strategy says about its devices has the config's pointer") {
+  const Run run("single_device");
+  const Finished fit = run.fit({"strategy.devices=2"});
+  CHECK(fit.code == 2);
+  CHECK(fit.err == Contains{"strategy \"single_device\": /strategy/devices is 2"});
+}
+
+TEST_CASE("A result that can't be written ends with 1, though the training is done and saved") {
+  const Run run("single_device");
+  const Finished full = run.command("fit", {}, {"--json"}, {.out = "/dev/full"});
+  CHECK(full.code == 1);
+  CHECK(full.err == Contains{"can't write the result to stdout: No space left on device"});
+  CHECK(run.position("step-00000010")["step"] == 10);
+}
+
+TEST_CASE("The largest numbers of the config are no overflow") {
+  Run run(any_strategy());
+  const Finished fit =
+      run.fit({"data.train.batch_size=9223372036854775807", "trainer.accumulate_grad_batches=9223372036854775807",
+               "seed=9223372036854775807", "trainer.max_epochs=2"});
+  INFO(fit.err);
+  CHECK(fit.code == 0);
+  CHECK(fit.json()["steps"] == 2);
+}
+
 TEST_CASE("A folder that can't be written to is told before training") {
   const Run run("single_device");
   write_file(run.folder / "file", "");
@@ -202,6 +235,10 @@ TEST_CASE("A folder that can't be written to is told before training") {
   const Finished metrics = run.fit({"metrics.path=/proc/none/m.jsonl"});
   CHECK(metrics.code == 2);
   CHECK(metrics.err == Contains{"/metrics/path: "});
+  fs::create_symlink("nowhere/m.jsonl", run.folder / "dangling");
+  const Finished dangling = run.fit({"metrics.path=dangling"});
+  CHECK(dangling.code == 2);
+  CHECK(dangling.err == Contains{"/metrics/path: can't write " + (run.folder / "dangling").string()});
   CHECK(run.trace().empty());
 }
 

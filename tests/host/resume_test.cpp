@@ -2,6 +2,8 @@
 //
 // Runs that end early, and go on: killed, interrupted, with a damaged checkpoint, under another strategy. An unbroken run is what each is
 // compared with.
+#include <sys/stat.h>
+
 #include <csignal>
 
 #include "run.hpp"
@@ -21,10 +23,11 @@ std::string raise_at(int64_t step, int signal, int times = 1, int stage = 0) {
 
 /// The run whose parts the others must add up to.
 void check_as_unbroken(const Run& run, const std::vector<std::string>& settings) {
-  const Run unbroken(run.config["strategy"]["name"]);
   Run same(run.config["strategy"]["name"]);
   same.config["data"] = run.config["data"];
-  for (const char* file : {"x.npy"}) fs::copy_file(run.folder / file, same.folder / file, fs::copy_options::overwrite_existing);
+  for (const std::string file : {"x.npy", "y.npy"}) {
+    if (fs::exists(run.folder / file)) fs::copy_file(run.folder / file, same.folder / file, fs::copy_options::overwrite_existing);
+  }
   REQUIRE(same.fit(settings).code == 0);
   for (const char* stage : {"fit", "epoch", "validate"}) CHECK(run.metrics(stage) == same.metrics(stage));
   const std::string last = read_file(same.folder / "run/last");
@@ -115,6 +118,13 @@ TEST_CASE("Ctrl-C finishes the step, writes a checkpoint and ends with 130, SIGT
   check_as_unbroken(run, settings);
 }
 
+TEST_CASE("A signal that whoever started the run has had ignored does not stop it") {
+  const Run run("single_device");
+  const Finished fit = run.command("fit", {raise_at(4, SIGINT)}, {"--json"}, {.ignores_sigint = true});
+  CHECK(fit.code == 0);
+  CHECK(fit.json()["steps"] == 10);
+}
+
 TEST_CASE("A second signal ends at once") {
   Run run("single_device");
   CHECK(run.fit({raise_at(4, SIGINT, 2)}).code == 130);
@@ -134,6 +144,32 @@ TEST_CASE("A run interrupted in validation repeats that validation, and no train
   REQUIRE(run.resume(settings).code == 0);
   CHECK(run.trace() == numbers(0, 9));
   check_as_unbroken(run, settings);
+}
+
+TEST_CASE("A run interrupted in validation ends its epoch there, also when another number of batches would make one") {
+  Run run("single_device");
+  run.config["data"]["validation"] = run.config["data"]["train"];
+  const std::string change = GENERATE("data.train.batch_size=2", "data.train.limit=4");
+  const std::vector<std::string> settings = {"trainer.max_epochs=2"};
+  REQUIRE(run.fit(settings + std::vector<std::string>{raise_at(10, SIGINT, 1, 1)}).code == 130);
+  run.trace();
+  const Finished resumed = run.resume(settings + std::vector<std::string>{change});
+  REQUIRE(resumed.code == 0);
+  CHECK(resumed.err == Contains{"warning: /data/train"});
+  CHECK(resumed.json()["epochs"] == 2);
+  const bool in_pairs = change == "data.train.batch_size=2";
+  CHECK(run.trace() == (in_pairs ? std::vector<std::string>{"0 1", "2 3", "4 5", "6 7", "8 9"} : numbers(0, 3)));
+}
+
+TEST_CASE("A run stopped by max_steps within an epoch, and interrupted in its validation, needs the same order") {
+  Run run(any_strategy());
+  run.config["data"]["validation"] = run.config["data"]["train"];
+  const std::vector<std::string> settings = {"trainer.max_steps=5", "data.train.shuffle=true", "seed=1"};
+  REQUIRE(run.fit(settings + std::vector<std::string>{raise_at(5, SIGINT, 1, 1)}).code == 130);
+  CHECK(run.position("step-00000005")["validation_pending"] == true);
+  const Finished resumed = run.resume(settings + std::vector<std::string>{"seed=2"});
+  CHECK(resumed.code == 2);
+  CHECK(resumed.err == Contains{"/seed is 1 in the checkpoint and 2 in the config"});
 }
 
 TEST_CASE("Resuming a finished run does nothing, and says so") {
@@ -163,7 +199,7 @@ TEST_CASE("A finished run goes on when its limit is raised") {
   CHECK(run.trace() == numbers(7, 9) + numbers(0, 9));
 }
 
-TEST_CASE("A truncated newest checkpoint is told, the one before is used, and the wreck is gone after the next save") {
+TEST_CASE("A truncated newest checkpoint is told, the one before is used, and the wreck stays") {
   Run run(any_strategy());
   const std::vector<std::string> settings = {"checkpoint.every_n_steps=2", "checkpoint.keep_last=2", "trainer.max_epochs=2"};
   run.fit(settings + std::vector<std::string>{raise_at(5, SIGKILL)});
@@ -179,7 +215,86 @@ TEST_CASE("A truncated newest checkpoint is told, the one before is used, and th
   REQUIRE(resumed.code == 0);
   CHECK(resumed.err == Contains{"step-00000008"});
   CHECK(run.trace() == numbers(4, 5));
-  CHECK(run.checkpoints() == std::vector<std::string>{"last", "step-00000004", "step-00000006"});
+  CHECK(run.checkpoints() == std::vector<std::string>{"last", "step-00000004", "step-00000006", "step-00000008"});
+}
+
+TEST_CASE("Whichever file of the newest checkpoint is truncated or empty, the one before is used") {
+  Run run("single_device");
+  const std::vector<std::string> settings = {"checkpoint.every_n_steps=2", "optimizer.momentum=0.9"};
+  run.fit(settings + std::vector<std::string>{raise_at(5, SIGKILL)});
+  const std::string name = GENERATE("weights.safetensors", "optimizer.safetensors", "state.json");
+  const bool emptied = GENERATE(false, true);
+  const fs::path file = run.folder / "run/step-00000004" / name;
+  fs::resize_file(file, emptied ? 0 : fs::file_size(file) / 2);
+  run.trace();
+  const Finished resumed = run.resume(settings);
+  INFO(resumed.err);
+  REQUIRE(resumed.code == 0);
+  CHECK(resumed.err == Contains{"step-00000004 is not whole ("});
+  CHECK(resumed.err == Contains{name});
+  CHECK(run.trace() == numbers(2, 9));
+}
+
+TEST_CASE("A checkpoint that was named with a slash at its end is one of the run's, which keep_last counts") {
+  Run run("single_device");
+  REQUIRE(run.fit({"trainer.max_steps=3"}).code == 0);
+  const Finished resumed =
+      run.fit({"checkpoint.keep_last=1"}, {"--json", "--resume", (run.folder / "run/step-00000003/").string()});
+  REQUIRE(resumed.code == 0);
+  CHECK(run.checkpoints() == std::vector<std::string>{"last", "step-00000010"});
+}
+
+TEST_CASE("A folder that holds no checkpoint, and one whose files can't be read, end with 2") {
+  Run run("single_device");
+  REQUIRE(run.fit().code == 0);
+  const Finished none = run.fit({}, {"--resume", run.folder.path.string()});
+  CHECK(none.code == 2);
+  CHECK(none.err == Contains{run.folder.path.string() + " holds no checkpoint: "});
+  chmod((run.folder / "run/step-00000010/state.json").c_str(), 0);
+  const Finished unreadable = run.command("fit", {}, {"--resume", (run.folder / "run").string()}, {.obeys_modes = true});
+  CHECK(unreadable.code == 2);
+  CHECK(unreadable.err == Contains{"state.json: Permission denied"});
+}
+
+TEST_CASE(
+    "An error in the middle leaves a checkpoint of the last update, from which the mended run adds up to the unbroken one") {
+  Run run(any_strategy());
+  run.config["data"]["train"]["targets"] = "y.npy";
+  std::vector<float> labels(10, 0);
+  labels.back() = 7;
+  write_samples(run.folder / "y.npy", labels);
+  const std::vector<std::string> settings = {"model.options.num_classes=2", "trainer.log_every_n_steps=1",
+                                             "trainer.accumulate_grad_batches=4"};
+  const Finished failed = run.fit(settings);
+  CHECK(failed.code == 1);
+  CHECK(failed.err == Contains{"label 7 at row 0; there are 2 classes"});
+  CHECK(failed.err == Contains{"the weights after update 2 are saved in " + (run.folder / "run/step-00000002").string()});
+  CHECK(run.position("step-00000002")["batch"] == 8);
+  labels.back() = 1;
+  write_samples(run.folder / "y.npy", labels);
+  run.trace();
+  REQUIRE(run.resume(settings).code == 0);
+  CHECK(run.trace() == numbers(8, 9));
+  check_as_unbroken(run, settings);
+}
+
+TEST_CASE("A metrics file on a full disk ends a run with 1, not with the loss of what it trained") {
+  Run run(any_strategy());
+  const Finished failed = run.fit({"metrics.path=/dev/full", "trainer.log_every_n_steps=5"});
+  CHECK(failed.code == 1);
+  CHECK(failed.err == Contains{"can't write to /dev/full: No space left on device"});
+  CHECK(run.position("step-00000005")["step"] == 5);
+  run.trace();
+  REQUIRE(run.resume().json()["steps"] == 10);
+  CHECK(run.trace() == numbers(5, 9));
+}
+
+TEST_CASE("An error before the first update leaves no checkpoint") {
+  Run run(any_strategy());
+  run.config["data"]["train"]["targets"] = "y.npy";
+  write_samples(run.folder / "y.npy", std::vector<float>(10, 7));
+  CHECK(run.fit({"model.options.num_classes=2"}).code == 1);
+  CHECK(run.checkpoints().empty());
 }
 
 TEST_CASE("A damaged checkpoint that was asked for by name ends with 2 and the file") {
@@ -231,6 +346,7 @@ TEST_CASE("A save that fails ends with 1 and leaves the checkpoint before, from 
   const Finished full = run.command("fit", limited, {"--resume", (run.folder / "run").string()}, {.max_file_bytes = 700});
   CHECK(full.code == 1);
   CHECK(full.err == Contains{"File too large"});
+  CHECK(full.err.find("can't be saved") == std::string::npos);  // not tried again
   CHECK(run.checkpoints() == std::vector<std::string>{"last", "step-00000005"});
   run.trace();
   REQUIRE(run.resume(settings).json()["steps"] == 20);

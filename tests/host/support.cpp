@@ -2,7 +2,9 @@
 #include "support.hpp"
 
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <pty.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,6 +29,17 @@ TemporaryFolder::TemporaryFolder() {
 TemporaryFolder::~TemporaryFolder() {
   std::error_code error;
   fs::remove_all(path, error);
+}
+
+Unprivileged::Unprivileged(const fs::path& folder) : was_root_(geteuid() == 0) {
+  constexpr uid_t nobody = 65534;
+  if (!was_root_) return;
+  REQUIRE(chown(folder.c_str(), nobody, nobody) == 0);
+  REQUIRE(seteuid(nobody) == 0);
+}
+
+Unprivileged::~Unprivileged() {
+  if (was_root_) seteuid(0);
 }
 
 void write_file(const fs::path& path, const std::string& content) {
@@ -89,7 +102,8 @@ std::string read_terminal(int terminal) {
 Finished run_stratagem(const std::vector<std::string>& arguments, const fs::path& folder,
                        const std::map<std::string, std::string>& environment, Surroundings surroundings) {
   const TemporaryFolder outputs;
-  const std::string out = (outputs / "out").string(), err = (outputs / "err").string();
+  const std::string out = surroundings.out.empty() ? (outputs / "out").string() : surroundings.out;
+  const std::string err = (outputs / "err").string();
   std::vector<std::string> words = {TEST_CLI};
   words.insert(words.end(), arguments.begin(), arguments.end());
   const bool on_terminal = surroundings.on_terminal;
@@ -106,8 +120,11 @@ Finished run_stratagem(const std::vector<std::string>& arguments, const fs::path
     if (surroundings.max_file_bytes != 0) {
       const rlimit limit{surroundings.max_file_bytes, surroundings.max_file_bytes};
       setrlimit(RLIMIT_FSIZE, &limit);
-      signal(SIGXFSZ, SIG_IGN);
     }
+    if (surroundings.obeys_modes && geteuid() == 0) {
+      for (const int capability : {CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH}) prctl(PR_CAPBSET_DROP, capability);
+    }
+    signal(SIGINT, surroundings.ignores_sigint ? SIG_IGN : SIG_DFL);
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
@@ -121,7 +138,8 @@ Finished run_stratagem(const std::vector<std::string>& arguments, const fs::path
   }
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), on_terminal ? shown : read_file(err)};
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), surroundings.out.empty() ? read_file(out) : "",
+          on_terminal ? shown : read_file(err)};
 }
 
 }  // namespace stratagem::test

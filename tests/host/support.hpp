@@ -48,11 +48,24 @@ struct Finished {
 struct Surroundings {
   bool on_terminal = false;     // stderr is one
   uint64_t max_file_bytes = 0;  // a write past this fails, as on a full disk; 0: no limit
+  std::string out = {};         // where stdout goes; empty: into Finished
+  bool ignores_sigint = false;  // as a shell has it for what runs in the background
+  bool obeys_modes = false;     // the modes of files bind it, though it be root
 };
 
 /// Runs build/bin/stratagem. `environment` is set on top of ours, without STRATAGEM_PLUGIN_PATH and NO_COLOR.
 Finished run_stratagem(const std::vector<std::string>& arguments, const fs::path& folder = "/",
                        const std::map<std::string, std::string>& environment = {}, Surroundings surroundings = {});
+
+/// While it lives, this process is nobody who may read and remove all, and `folder` is its own.
+class Unprivileged {
+ public:
+  explicit Unprivileged(const fs::path& folder);
+  ~Unprivileged();
+
+ private:
+  bool was_root_;
+};
 
 /// Runs `body` and returns the Error that it must throw.
 template <class Body>

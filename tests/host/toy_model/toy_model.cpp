@@ -7,6 +7,7 @@
 //   trace      a file to which each training step appends its samples
 //   name       of its weight
 //   raise_at   {"step": n, "signal": s, "times": t, "stage": u}: raises the signal in a step of the stage (0: fit) after n updates
+//   fails      "create" or "replicate": throws there
 //   num_classes  targets must lie below it, as a classifier would have it
 #include <stratagem/plugin.h>
 
@@ -16,6 +17,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
 
 #include "base/dlpack.hpp"
@@ -75,6 +77,9 @@ struct Toy {
     for (int64_t i = 0; i < numel(inputs); ++i) out << (i == 0 ? "" : " ") << read_element(inputs, i);
     out << "\n";
   }
+  void maybe_fail(const char* where) const {
+    if (options.value("fails", "") == where) throw std::runtime_error("the toy was told to fail");
+  }
   void maybe_raise(const stg_step_context& context) const {
     const nlohmann::json at = options.value("raise_at", nlohmann::json());
     if (at.is_null() || at.at("step") != context.global_step || at.value("stage", 0u) != context.stage) return;
@@ -126,6 +131,7 @@ void fill_table(Toy* toy) {
   table.replicate = [](void* self, const stg_replicate_args* args, stg_replica** out) {
     return guard([&] {
       const stg_dtype dtype = args->floating_dtype.bits == 0 ? float32 : args->floating_dtype;
+      static_cast<Toy*>(self)->maybe_fail("replicate");
       auto replica = std::make_unique<stg_replica>();
       TensorPtr weight = allocate_tensor(dtype, {1, 1});
       write_element(weight->view, static_cast<Toy*>(self)->options.value("w", 0.0));
@@ -171,6 +177,7 @@ void fill_table(Toy* toy) {
 stg_error* create(stg_string options, const stg_host*, const stg_model** out) {
   return guard([&] {
     auto toy = std::make_unique<Toy>(nlohmann::json::parse(text_of(options)));
+    toy->maybe_fail("create");
     fill_table(toy.get());
     *out = &toy.release()->table;
   });
@@ -178,6 +185,7 @@ stg_error* create(stg_string options, const stg_host*, const stg_model** out) {
 
 constexpr const char* schema = R"({"type": "object", "additionalProperties": false, "properties": {
   "w": {"type": "number"}, "name": {"type": "string"}, "trace": {"type": "string"}, "num_classes": {"type": "integer", "minimum": 1},
+  "fails": {"type": "string"},
   "raise_at": {"type": "object", "additionalProperties": false, "required": ["step", "signal"],
                "properties": {"step": {"type": "integer"}, "signal": {"type": "integer"}, "times": {"type": "integer"}, "stage": {"type": "integer"}}}}})";
 
