@@ -3,6 +3,7 @@
 // Putting messages together. GCC 12 has no std::format; concat(...) is what we use in its place.
 #pragma once
 
+#include <locale>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -10,10 +11,11 @@
 
 namespace stratagem {
 
-/// The arguments, written one after the other as an ostream would.
+/// The arguments, written one after the other as an ostream of the classic locale would, whatever the process's is.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;
+  out.imbue(std::locale::classic());
   out.precision(17);
   (out << ... << parts);
   return std::move(out).str();

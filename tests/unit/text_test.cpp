@@ -1,12 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/text.hpp"
 
+#include <locale>
+
 #include "unit/support.hpp"
 
 using namespace stratagem;
 
 TEST_CASE("concat writes numbers so that they can be read back") {
   CHECK(concat("x = ", 0.1 + 0.2, ", n = ", 7, std::string("!")) == "x = 0.30000000000000004, n = 7!");
+}
+
+TEST_CASE("concat writes numbers alike in every locale of the process") {
+  struct Grouping : std::numpunct<char> {
+    char do_thousands_sep() const override { return ','; }
+    std::string do_grouping() const override { return "\3"; }
+    char do_decimal_point() const override { return ';'; }
+  };
+  const std::locale before = std::locale::global(std::locale(std::locale::classic(), new Grouping));
+  const std::string text = concat(12345, " ", 0.5);
+  std::locale::global(before);
+  CHECK(text == "12345 0.5");
 }
 
 TEST_CASE("join puts separators between items and names an empty list") {
