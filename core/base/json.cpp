@@ -29,6 +29,13 @@ class Watcher {
     levels_[depth + 1].is_array = event == Event::array_start;
   }
 
+  /// Whether an entry of the outermost object is complete with this event.
+  static bool ends_entry(size_t depth, Event event) {
+    return depth == 1 && (event == Event::value || event == Event::object_end || event == Event::array_end);
+  }
+  bool root_is_object() const { return levels_.size() > 1 && !levels_[1].is_array; }
+  const std::string& entry_key() const { return levels_[1].key; }
+
  private:
   struct Level {
     bool is_array = false;
@@ -62,14 +69,16 @@ class Watcher {
 }  // namespace
 
 template <class Json>
-Json parse_json(std::string_view text, const std::string& where, JsonRules rules) {
+Json parse_json(std::string_view text, const std::string& where, JsonRules rules, const TakeEntry<Json>& take) {
   Watcher<Json> watcher{where, rules.max_depth};
   try {
     return Json::parse(
         text.begin(), text.end(),
         [&](int depth, typename Json::parse_event_t event, Json& value) {
           watcher.see(static_cast<size_t>(depth), event, value);
-          return true;
+          if (!take || !watcher.ends_entry(static_cast<size_t>(depth), event) || !watcher.root_is_object()) return true;
+          take(watcher.entry_key(), value);
+          return false;
         },
         true, rules.allow_comments);
   } catch (const nlohmann::json::exception& error) {
@@ -77,7 +86,8 @@ Json parse_json(std::string_view text, const std::string& where, JsonRules rules
   }
 }
 
-template nlohmann::json parse_json(std::string_view, const std::string&, JsonRules);
-template nlohmann::ordered_json parse_json(std::string_view, const std::string&, JsonRules);
+template nlohmann::json parse_json(std::string_view, const std::string&, JsonRules, const TakeEntry<nlohmann::json>&);
+template nlohmann::ordered_json parse_json(std::string_view, const std::string&, JsonRules,
+                                           const TakeEntry<nlohmann::ordered_json>&);
 
 }  // namespace stratagem

@@ -4,6 +4,7 @@
 // would keep the last without a word).
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -15,12 +16,19 @@ struct JsonRules {
   bool allow_comments = false;
 };
 
-/// Json: nlohmann::json, or nlohmann::ordered_json to keep the order of keys. An error starts with `where` and says the line and
-/// column, or the JSON pointer of a key that is there twice (STG_INVALID_ARGUMENT).
-template <class Json = nlohmann::json>
-Json parse_json(std::string_view text, const std::string& where, JsonRules rules = {});
+/// Takes an entry of the outermost object, which then doesn't get it.
+template <class Json>
+using TakeEntry = std::function<void(const std::string& key, const Json& value)>;
 
-extern template nlohmann::json parse_json(std::string_view, const std::string&, JsonRules);
-extern template nlohmann::ordered_json parse_json(std::string_view, const std::string&, JsonRules);
+/// Json: nlohmann::json, or nlohmann::ordered_json to keep the order of keys. An error starts with `where` and says the line and
+/// column, or the JSON pointer of a key that is there twice (STG_INVALID_ARGUMENT). With `take`, the outermost object's entries are
+/// handed over one by one as they are read: the parser looks at all of an object again after each nested one, which for hundreds of
+/// thousands takes minutes.
+template <class Json = nlohmann::json>
+Json parse_json(std::string_view text, const std::string& where, JsonRules rules = {}, const TakeEntry<Json>& take = nullptr);
+
+extern template nlohmann::json parse_json(std::string_view, const std::string&, JsonRules, const TakeEntry<nlohmann::json>&);
+extern template nlohmann::ordered_json parse_json(std::string_view, const std::string&, JsonRules,
+                                                  const TakeEntry<nlohmann::ordered_json>&);
 
 }  // namespace stratagem

@@ -220,11 +220,11 @@ std::string read_header(const StorageFile& file) {
   return header;
 }
 
-Json parse_header(const StorageFile& file, const std::string& text) {
+void parse_header(const StorageFile& file, const std::string& text, const TakeEntry<Json>& take) {
   try {
-    return parse_json<Json>(text, concat(file.path(), ": the safetensors header"), {.max_depth = 3});
+    parse_json<Json>(text, concat(file.path(), ": the safetensors header"), {.max_depth = 3}, take);
   } catch (Error& error) {
-    error.code = STG_DATA_LOSS;
+    if (error.code == STG_INVALID_ARGUMENT) error.code = STG_DATA_LOSS;  // the file's fault, not the caller's
     throw;
   }
 }
@@ -256,15 +256,14 @@ WrittenFile write_safetensors(Transaction& transaction, const std::string& file,
 
 SafetensorsFile::SafetensorsFile(StorageFile file) : file_(std::move(file)) {
   const std::string text = read_header(file_);
-  const Json header = parse_header(file_, text);
   const HeaderReader reader{file_.path(), text.size(), file_.size_bytes()};
-  for (const auto& [name, value] : header.get_ref<const Json::object_t&>()) {
+  parse_header(file_, text, [&](const std::string& name, const Json& value) {
     if (name == metadata_key) {
       metadata_ = reader.metadata(value);
     } else {
       entries_.push_back(reader.entry(name, value));
     }
-  }
+  });
   reader.check_coverage(entries_);
   for (const Entry& entry : entries_) by_name_[entry.name] = &entry;
 }

@@ -34,6 +34,21 @@ TEST_CASE("a key that is there twice is refused by its JSON pointer") {
   check_error(refusal("{\"a\": 1, \"\\u0061\": 2}"), STG_INVALID_ARGUMENT, {"the key /a is there twice"});
 }
 
+TEST_CASE("the entries of the outermost object can be taken one by one, in their order, and are not kept") {
+  using Json = nlohmann::ordered_json;
+  std::vector<std::string> taken;
+  const auto take = [&](const std::string& key, const Json& value) { taken.push_back(key + value.dump()); };
+  const Json rest = parse_json<Json>(R"({"b": {"x": [1]}, "a": 2, "c": [[], {}]})", "x", {}, take);
+  CHECK(taken == std::vector<std::string>{R"(b{"x":[1]})", "a2", "c[[],{}]"});
+  CHECK(rest.is_object());
+  CHECK_FALSE(rest.contains("b"));
+  taken.clear();
+  CHECK(parse_json<Json>("[{\"a\": 1}]", "x", {}, take).dump() == R"([{"a":1}])");
+  CHECK(taken.empty());
+  check_error(error_of([&] { parse_json<Json>(R"({"a": {}, "b": 1, "a": {}})", "x", {}, take); }), STG_INVALID_ARGUMENT,
+              {"the key /a is there twice"});
+}
+
 TEST_CASE("the same key in different objects is no duplicate") {
   CHECK(parse_json(R"({"a": {"a": {"a": 1}}, "b": [{"a": 1}, {"a": 2}]})", "x")["b"][1]["a"] == 2);
 }

@@ -307,14 +307,14 @@ TEST_CASE("a bool tensor with bytes other than 0 and 1 is damaged") {
   check_error(error_of([&] { read.read(read.entries()[0]); }), STG_DATA_LOSS, {file.path, "t", "neither 0 nor 1"});
 }
 
-TEST_CASE("a header of thousands of tensors is written and read in order") {
+TEST_CASE("a header of hundreds of thousands of tensors is written and read in order") {
   const TensorPtr t = tensor_of<uint8_t>(uint8, {1}, {1});
   std::vector<NamedTensor> named;
-  for (int i = 0; i < 5000; ++i) named.push_back({concat("t", i), &t->view});
+  for (int i = 0; i < 200'000; ++i) named.push_back({concat("t", i), &t->view});
   const File file;
   file.write(named);
   const SafetensorsFile read = file.open();
-  REQUIRE(read.entries().size() == 5000);
-  CHECK(read.entries()[4321].name == "t4321");
+  REQUIRE(read.entries().size() == 200'000);
+  CHECK(read.entries()[54'321].name == "t54321");
   CHECK(read.find("t99")->offset_bytes == read.find("t0")->offset_bytes + 99);
 }
