@@ -25,6 +25,7 @@ constexpr uint16_t own_machine = EM_AARCH64;
 #endif
 
 constexpr uint64_t max_description_bytes = 1 << 20;
+constexpr uint64_t max_note_segment_bytes = 16 << 20;
 constexpr uint64_t max_program_headers = 4096;
 
 std::string machine_name(uint16_t machine) {
@@ -130,6 +131,10 @@ class ElfFile {
     if (!fits(segment.p_offset, segment.p_filesz)) {
       throw data_loss(name(), " is damaged or cut off: a note segment of ", segment.p_filesz, " bytes at byte ", segment.p_offset,
                       ", the file has ", file_.size_bytes);
+    }
+    if (segment.p_filesz > max_note_segment_bytes) {
+      throw invalid_argument(name(), ": a note segment of ", segment.p_filesz, " bytes; at most ", max_note_segment_bytes,
+                             " are read");
     }
     const uint64_t alignment = segment.p_align == 8 ? 8 : 4;
     const auto aligned = [&](uint64_t offset) { return (offset + alignment - 1) / alignment * alignment; };

@@ -204,6 +204,12 @@ TEST_CASE("a note that is too large is not read") {
                {"2000004 bytes; at most 1048576"});
 }
 
+TEST_CASE("a segment of notes that is too large is not walked through") {
+  NoteFile file;
+  file.refused({}, [](Elf& e) { e.notes = std::string((size_t{16} << 20) + 4, '\0'); }, STG_INVALID_ARGUMENT,
+               {"a note segment of 16777220 bytes; at most 16777216"});
+}
+
 TEST_CASE("a note that is no JSON, or not the JSON that was agreed on, is refused by key") {
   NoteFile file;
   const auto refused = [&](const std::string& json, std::initializer_list<std::string> parts) {
