@@ -30,8 +30,8 @@ struct LocalTransaction {
   std::map<std::string, disk::FileDescriptor, std::less<>> files;
 
   ~LocalTransaction() {
-    std::error_code ignored;  // after a commit nothing is there; what can't be removed is a leftover
-    fs::remove_all(folder.path, ignored);
+    std::error_code ignored;  // what can't be removed is a leftover
+    if (!folder.path.empty()) fs::remove_all(folder.path, ignored);
   }
 };
 
@@ -87,6 +87,7 @@ stg_error* local_commit(void*, void* handle) {
     for (const auto& [name, file] : transaction->files) disk::sync(file.number(), transaction->target / name);
     disk::sync(transaction->folder.descriptor.number(), transaction->folder.path);
     disk::move_folder_into_place(transaction->folder.path, transaction->target);
+    transaction->folder.path.clear();  // the name may be somebody else's by now
   });
 }
 

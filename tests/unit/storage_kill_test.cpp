@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a kill at any moment leaves on the disk: a child is ended before and after each of its system calls in turn.
-#include <sys/ptrace.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
 #include <functional>
 
 #include "base/disk.hpp"
 #include "base/storage.hpp"
 #include "unit/storage_support.hpp"
+#include "unit/traced_child.hpp"
 
 using namespace stratagem;
 using namespace stratagem::test;
@@ -22,20 +18,10 @@ enum class Ended { killed, reached_its_end, cant_trace };
 
 // Runs `body` in a child, which is killed at the stop number `kill_at`: there are two for each system call, before and after it.
 Ended run_and_kill(int kill_at, const std::function<void()>& body) {
-  const pid_t child = fork();
-  if (child == 0) {
-    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(77);
-    raise(SIGSTOP);
-    try {
-      body();
-    } catch (...) {
-      _exit(1);
-    }
-    _exit(0);
-  }
+  const std::optional<pid_t> traced = start_traced(body);
+  if (!traced) return Ended::cant_trace;
+  const pid_t child = *traced;
   int status = 0;
-  waitpid(child, &status, 0);
-  if (WIFEXITED(status)) return Ended::cant_trace;
   for (int stop = 0; stop < kill_at; ++stop) {
     ptrace(PTRACE_SYSCALL, child, nullptr, nullptr);
     waitpid(child, &status, 0);
