@@ -18,6 +18,8 @@ struct ToyModel {
   stg_parameter parameter = sized<stg_parameter>();
   const stg_parameter* parameters[1] = {&parameter};
   double mean = 0;
+  uint64_t gradient_index = 0;  // what backward reports
+  int64_t gradient_numel = 1;
   stg_model table = sized<stg_model>();
 
   ToyModel() {
@@ -42,9 +44,10 @@ struct ToyModel {
     };
     table.backward = [](void* self, stg_replica*, stg_graph*, double scale, uint32_t, const stg_gradient_sink* sink) {
       return guard([&] {
-        TensorPtr gradient = allocate_tensor(float32, {1});
-        *first_element<float>(gradient->view) = static_cast<float>(static_cast<ToyModel*>(self)->mean * scale);
-        check(sink->ready(sink->self, 0, gradient.release(), nullptr));
+        const ToyModel& model = *static_cast<ToyModel*>(self);
+        TensorPtr gradient = allocate_tensor(float32, {model.gradient_numel});
+        *first_element<float>(gradient->view) = static_cast<float>(model.mean * scale);
+        check(sink->ready(sink->self, model.gradient_index, gradient.release(), nullptr));
       });
     };
     table.release_graph = [](void*, stg_replica*, stg_graph*) {};
@@ -61,17 +64,61 @@ struct ToyModel {
   }
 };
 
+const stg_strategy_api& example() {
+  static const stg_strategy_api& api = test::strategy_api(test::load_plugin(GRADIENT_DESCENT_PLUGIN), "gradient_descent");
+  return api;
+}
+
+stg_strategy* create(const char* config = "") {
+  stg_strategy* self = nullptr;
+  stg_create_args args = sized<stg_create_args>();
+  args.config_json = to_abi(std::string_view(config));
+  check(example().create(&args, &self));
+  return self;
+}
+
+void set_up(stg_strategy* self, const ToyModel& model, stg_tree* state = nullptr) {
+  stg_setup_args args = sized<stg_setup_args>();
+  args.model = &model.table;
+  args.state = state;
+  check(example().setup(self, nullptr, &args));
+}
+
+void train(stg_strategy* self, bool is_last = true, uint64_t clip = STG_CLIP_NONE) {
+  static float numbers[] = {1, 2, 3, 6};
+  stg_tree batch = make_tree(make_tensor(nullptr, numbers, float32, {4})).give();
+  stg_update_args update = sized<stg_update_args>();
+  update.lr = 0.5;
+  update.clip = clip;
+  update.clip_limit = 1;
+  stg_step_args args = sized<stg_step_args>();
+  args.batch = &batch;
+  if (is_last) args.flags = STG_BATCH_LAST_MICRO_BATCH;
+  if (is_last) args.update = &update;
+  stg_step_result result = sized<stg_step_result>();
+  check(example().train_batch(self, nullptr, &args, &result, nullptr));
+  CHECK(result.weights[0] == 4);
+  result.outputs.release(&result.outputs);
+}
+
+// "<code> <message>" of what `body` throws.
+template <class Body>
+std::string refusal(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return code_name(error.code) + " " + error.message;
+  }
+  return "nothing was refused";
+}
+
 }  // namespace
 
 TEST_CASE("The example strategy of the documentation trains") {
-  const stg_strategy_api& api = test::strategy_api(test::load_plugin(GRADIENT_DESCENT_PLUGIN), "gradient_descent");
+  const stg_strategy_api& api = example();
   ToyModel model;
-  stg_strategy* self = nullptr;
-  const stg_create_args create = sized<stg_create_args>();
-  check(api.create(&create, &self));
-  stg_setup_args setup = sized<stg_setup_args>();
-  setup.model = &model.table;
-  check(api.setup(self, nullptr, &setup));
+  stg_strategy* self = create();
+  set_up(self, model);
 
   float numbers[] = {1, 2, 3, 6};
   for (int i = 0; i < 2; ++i) {
@@ -97,4 +144,45 @@ TEST_CASE("The example strategy of the documentation trains") {
   error->release(error);
   check(api.teardown(self, nullptr));
   api.destroy(self);
+}
+
+TEST_CASE("What the example strategy doesn't have it refuses in words, and changes no weight") {
+  using Catch::Contains;
+  for (const auto& [config, place] :
+       {std::pair{R"({"devices": 2})", "/devices"}, std::pair{R"({"devices": "auto"})", "/devices"},
+        std::pair{R"({"accelerator": "cuda"})", "/accelerator"}, std::pair{R"({"precision": "64-true"})", "/precision"},
+        std::pair{R"({"optimizer": {"name": "adam", "lr": 1}})", "/optimizer"},
+        std::pair{R"({"optimizer": {"name": "sgd", "momentum": 0.9}})", "/optimizer"}, std::pair{R"({"optimizer": 3})", "/optimizer"}}) {
+    CHECK_THAT(refusal([&] { create(config); }), Contains("UNIMPLEMENTED") && Contains(place));
+  }
+  ToyModel model;
+  stg_strategy* self =
+      create(R"({"devices": 1, "accelerator": "cpu", "precision": "32-true", "optimizer": {"name": "sgd", "lr": 1}, "seed": 3})");
+  stg_tree state = make_tree(Dict{}).give();
+  CHECK_THAT(refusal([&] { set_up(self, model, &state); }), Contains("UNIMPLEMENTED") && Contains("state"));
+  set_up(self, model);
+  CHECK_THAT(refusal([&] { train(self, true, STG_CLIP_NORM); }), Contains("UNIMPLEMENTED") && Contains("clip"));
+  CHECK(model.weight == 0);
+  example().teardown(self, nullptr);
+  set_up(self, model);
+  train(self, false);
+  CHECK_THAT(refusal([&] { train(self, true); }), Contains("UNIMPLEMENTED") && Contains("micro-batch"));
+  CHECK(model.weight == 0);
+  example().teardown(self, nullptr);
+  set_up(self, model);
+  model.gradient_index = 7;
+  CHECK_THAT(refusal([&] { train(self); }), Contains("INVALID_ARGUMENT") && Contains("gradient 7") && Contains("1 parameters"));
+  model.gradient_index = 0;
+  model.gradient_numel = 0;
+  CHECK_THAT(refusal([&] { train(self); }), Contains("INVALID_ARGUMENT") && Contains("gradient 0") && Contains("(0)"));
+  model.gradient_numel = 1;
+  CHECK(model.weight == 0);
+  train(self);
+  CHECK(model.weight == -1.5f);
+  example().destroy(self);
+
+  model.parameter.flags = STG_PARAMETER_REQUIRES_GRAD;
+  self = create();
+  CHECK_THAT(refusal([&] { set_up(self, model); }), Contains("UNIMPLEMENTED") && Contains("parameter 0"));
+  example().destroy(self);
 }
