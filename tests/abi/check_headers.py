@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds the headers in abi/stratagem/ against the rules that a compiler does not know.
 
-    check_headers.py rules FOLDER             the rules of docs/abi: sizes, types, tags, lifetimes, states
-    check_headers.py compile FOLDER CC CXX... each header alone, in C99, C11, C++17, C++20, padding an error
-    check_headers.py self-test FOLDER         breaks a copy of the headers once per rule; each must be found
+    check_headers.py rules FOLDER MORE.h...             the rules of docs/abi: sizes, types, tags, lifetimes, states
+    check_headers.py compile FOLDER MORE.h... CC CXX... each header alone, in C99, C11, C++17, C++20, padding an error
+    check_headers.py self-test FOLDER MORE.h...         breaks a copy of the headers once per rule; each must be found
 
 It reads the headers as text, with the few forms that they are written in: a form that it does not understand is an error, so
 nothing slips through unread. The self-test is there because a checker that finds nothing looks like one that works.
@@ -19,6 +19,9 @@ import tempfile
 SCALARS = {"uint8_t": 1, "uint16_t": 2, "uint32_t": 4, "int32_t": 4, "int64_t": 8, "uint64_t": 8, "double": 8, "char": 1}
 FIXED = {"stg_string", "stg_device", "stg_stream", "stg_dtype", "stg_tensor_view", "stg_tensor", "stg_value", "stg_entry",
          "stg_tree", "stg_error", "stg_probe_request", "stg_probe_reply"}
+# What names an enumeration in a member's comment, and as a parameter.
+ENUMERATION = re.compile(r"\bSTG_(STAGE|LOSS|CLIP|UPDATE|REDUCE|DECIDE|LOG|STATE|STREAM)_(\*|[A-Z]+ or STG_)")
+ENUMERATION_NAMES = {"stage", "op", "mode", "level", "clip", "outcome", "loss_kind", "kind", "state", "decision", "train"}
 FORBIDDEN = r"\b(bool|_Bool|enum|long|short|size_t|ssize_t|ptrdiff_t|wchar_t|int|unsigned|signed|float|va_list|intptr_t|uintptr_t)\b"
 LIFETIME = re.compile(r"lifetime|lives? |borrowed|owned|moved|valid until", re.IGNORECASE)
 STATE_WORDS = {"created": 1, "fit": 2, "evaluate": 4, "modelless": 8, "draining": 16, "live": 15, "all": 31}
@@ -64,8 +67,12 @@ def split_members(body):
 
 
 class Headers:
-    def __init__(self, folder):
-        self.texts = {p.name: p.read_text(encoding="utf-8") for p in sorted(pathlib.Path(folder).glob("*.h"))}
+    """Those of the ABI, and of libstratagem, whose header keeps the same rules but is no part of abi.h."""
+
+    def __init__(self, folder, more=()):
+        paths = sorted(pathlib.Path(folder).glob("*.h"))
+        self.own = [p.name for p in paths]
+        self.texts = {p.name: p.read_text(encoding="utf-8") for p in paths + [pathlib.Path(m) for m in more]}
         self.structs = {}
         for text in self.texts.values():
             for name, body, last in STRUCT.findall(text):
@@ -122,6 +129,7 @@ def check_struct(headers, name, problems):
         problems.append(f"{name}: asserted {asserted.group(1)} bytes, laid out {size}")
     for member in members + union:
         check_member(headers, name, member, problems)
+    check_lone_enumerations(headers, name, problems)
     if name in FIXED:
         return
     if members[0].text != "uint64_t struct_size":
@@ -144,6 +152,7 @@ def check_member(headers, name, member, problems):
         return
     if re.search(FORBIDDEN, member.text) or "..." in member.text:
         problems.append(f"{where}: uses a type that may not cross: {member.text}")
+    check_enumerations(name, member, where, problems)
     if member.is_function:
         tag = re.search(r"\[([^\]]*)\]$", member.comment)
         if not tag or tag.group(1).split(",")[0] not in ("any", "owner", "replica"):
@@ -154,6 +163,25 @@ def check_member(headers, name, member, problems):
         problems.append(f"{where}: a pointer whose comment says neither lifetime nor owner")
     elif not member.num_stars and member.type in headers.structs and member.type not in FIXED:
         problems.append(f"{where}: nests the growing struct {member.type} by value")
+
+
+def check_enumerations(name, member, where, problems):
+    """A parameter is uint32_t; a field is so too, or uint64_t where it stands alone (two of 32 bits would fit as well)."""
+    if member.is_function:
+        for type_name, parameter in re.findall(r"(\w+) (\w+)[,)]", member.text):
+            if parameter in ENUMERATION_NAMES and type_name != "uint32_t":
+                problems.append(f"{where}: the enumeration {parameter} is {type_name}; parameters are uint32_t")
+    elif (ENUMERATION.search(member.comment) or member.name in ENUMERATION_NAMES) and not member.num_stars:
+        if member.name != "flags" and member.type not in ("uint32_t", "uint64_t", "int64_t" if name == "stg_value" else ""):
+            problems.append(f"{where}: an enumeration of type {member.type}; it is uint32_t, or uint64_t where it stands alone")
+
+
+def check_lone_enumerations(headers, name, problems):
+    members = headers.structs[name][2]
+    for first, second in zip(members, members[1:]):
+        wide = [m for m in (first, second) if m.type == "uint64_t" and m.name in ENUMERATION_NAMES]
+        if len(wide) == 2:
+            problems.append(f"{name}: {first.name} and {second.name} are enumerations side by side; make them uint32_t")
 
 
 def states_of(tag):
@@ -205,8 +233,8 @@ def check_text(headers, problems):
             problems.append(f"{name}: a struct is written in a form that this script does not read")
 
 
-def find_problems(folder):
-    headers, problems = Headers(folder), []
+def find_problems(folder, more=()):
+    headers, problems = Headers(folder, more), []
     if "stg_strategy_api" not in headers.structs:
         return [f"{folder}: no stg_strategy_api found; is this the folder of the headers?"]
     check_text(headers, problems)
@@ -216,7 +244,7 @@ def find_problems(folder):
         check_struct(headers, name, problems)
     check_states(headers, problems)
     everything = headers.texts["abi.h"]
-    for name in headers.texts:
+    for name in headers.own:
         if name != "abi.h" and f"#include <stratagem/{name}>" not in everything:
             problems.append(f"abi.h: does not include {name}")
     return problems
@@ -244,20 +272,28 @@ BREACHES = [
     ("states.h", "  X(save, STG_THREAD_OWNER, STG_STATES_MODEL_)                                    \\\n", "", "states.h: has load"),
     ("states.h", "X(load, STG_THREAD_OWNER", "X(load, STG_THREAD_ANY", "its comment says"),
     ("plugin.h", "const stg_model_factory *const *models;", "const stg_model_factory *models;", "array of a growing struct"),
+    ("strategy.h", "uint32_t op, stg_tree *out);", "uint64_t op, stg_tree *out);", "parameters are uint32_t"),
+    ("model.h", "  uint64_t loss_kind;", "  int64_t loss_kind;", "an enumeration of type int64_t"),
+    ("strategy.h", "  uint32_t state; /* one of STG_STATE_* */\n  uint32_t stage;",
+     "  uint64_t state; /* one of STG_STATE_* */\n  uint64_t stage;", "side by side"),
+    ("session.h", "  uint64_t struct_size;\n  uint64_t stage;", "  uint64_t stage;", "does not begin with uint64_t struct_size"),
+    ("session.h", "  int64_t num_batches;", "  int32_t num_batches;", "padding"),
     ("abi.h", "#include <stratagem/value.h>\n", "", "does not include value.h"),
 ]
 
 
-def self_test(folder):
+def self_test(folder, more):
     failures = 0
-    before = find_problems(folder)
+    before = find_problems(folder, more)
     with tempfile.TemporaryDirectory() as temporary:
         for number, (name, old, new, complaint) in enumerate(BREACHES):
             copy = pathlib.Path(temporary) / str(number)
-            shutil.copytree(folder, copy)
-            text = (copy / name).read_text(encoding="utf-8")
-            (copy / name).write_text(text.replace(old, new, 1), encoding="utf-8")
-            problems = [p for p in find_problems(copy) if p not in before]
+            shutil.copytree(folder, copy / "abi")
+            others = [shutil.copy(path, copy) for path in more]
+            changed = copy / name if (copy / name).exists() else copy / "abi" / name
+            text = changed.read_text(encoding="utf-8")
+            changed.write_text(text.replace(old, new, 1), encoding="utf-8")
+            problems = [p for p in find_problems(copy / "abi", others) if p not in before]
             if old not in text or not any(complaint in p for p in problems):
                 failures += 1
                 print(f"not found: {name}: {old.strip()!r} made {new.strip()!r}, expected '{complaint}', got {problems}")
@@ -265,14 +301,15 @@ def self_test(folder):
     return failures
 
 
-def compile_alone(folder, compilers):
+def compile_alone(folder, more, compilers):
     folder, failures, count = pathlib.Path(folder), 0, 0
+    headers = sorted(folder.glob("*.h")) + [pathlib.Path(m) for m in more]
     for compiler in compilers:
         cxx = "++" in pathlib.Path(compiler).name
         for standard in ("c++17", "c++20") if cxx else ("c99", "c11"):
-            for header in sorted(folder.glob("*.h")):
+            for header in headers:
                 command = [compiler, f"-std={standard}", "-Wall", "-Wextra", "-Wpedantic", "-Wpadded", "-Werror", "-fsyntax-only",
-                           f"-I{folder.parent}", "-x", "c++" if cxx else "c", "-"]
+                           f"-I{folder.parent}", f"-I{header.parent.parent}", "-x", "c++" if cxx else "c", "-"]
                 source = f"#include <stratagem/{header.name}>\n" * 2 + "typedef int stg_not_empty;\n"
                 result = subprocess.run(command, input=source, text=True, capture_output=True)
                 count += 1
@@ -287,11 +324,12 @@ def main(arguments):
     if len(arguments) < 2 or arguments[0] not in ("rules", "compile", "self-test"):
         print(__doc__)
         return 2
+    more = [a for a in arguments[2:] if a.endswith(".h")]
     if arguments[0] == "compile":
-        return 1 if compile_alone(arguments[1], arguments[2:]) else 0
+        return 1 if compile_alone(arguments[1], more, [a for a in arguments[2:] if a not in more]) else 0
     if arguments[0] == "self-test":
-        return 1 if self_test(arguments[1]) else 0
-    problems = find_problems(arguments[1])
+        return 1 if self_test(arguments[1], more) else 0
+    problems = find_problems(arguments[1], more)
     for problem in problems:
         print(problem)
     print(f"{len(problems)} problems in {arguments[1]}")

@@ -64,7 +64,7 @@ typedef struct stg_session_args {
   uint64_t num_overrides;
   uint64_t stage;                   /* STG_STAGE_FIT, STG_STAGE_VALIDATE or STG_STAGE_TEST: what stg_session_run does */
   stg_string checkpoint;            /* a checkpoint, or the folder of a run; fit goes on from it; empty: none */
-  const stg_session_events *events; /* copied; null: no events */
+  const stg_session_events *events; /* borrowed, copied; null: no events */
 } stg_session_args;
 #define STG_SESSION_ARGS_MIN_SIZE 104u
 STG_ASSERT_SIZE(stg_session_args, 104);
