@@ -12,11 +12,12 @@
  * only at the end. STG_<NAME>_MIN_SIZE is the smallest size ever released: less is refused, so is more than
  * STG_MAX_STRUCT_SIZE_BYTES (an uninitialised size). Of an argument struct, bytes past what the callee knows must be zero. Of a
  * result struct, the callee fills what both know and lowers `struct_size` to what it honoured. Of a function table, slots past
- * what the caller knows are not called; a null slot and a slot past the size are the same: the function is absent (STG_HAS). Of a
- * struct that is refused for its size nothing else is read: what it would have moved stays the caller's.
+ * what the caller knows are not called; a null slot and a slot past the size, or half past it, are the same: the function is absent
+ * (STG_HAS). Of a struct that is refused for its size, or for a byte past what the callee knows, nothing else is read: what it would
+ * have moved stays the caller's. Of several structs the others are consumed all the same.
  *
- * Only fixed-width integers, double, pointers and structs of these cross. Enumerations are uint32_t; an unknown value is an error.
- * No struct has padding.
+ * Only fixed-width integers, double, pointers and structs of these cross. Enumerations are uint32_t; a field that stands alone is
+ * uint64_t, so that there is no padding behind it. An unknown value is an error. No struct has padding.
  *
  * Thread and state tags. The comment of every function ends in a tag in square brackets. Its first word says who may call:
  *   [any]      any thread, at any time, several at once.

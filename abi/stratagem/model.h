@@ -128,13 +128,15 @@ STG_ASSERT_SIZE(stg_gradient_sink, 32);
 typedef struct stg_model {
   uint64_t struct_size;
   void *self; /* lifetime: until release */
-  /* Adds a reference: a strategy does at setup. Null with a null release: the model outlives every strategy. [any] */
+  /* Adds a reference: a strategy does at setup. Null with a null release: the model outlives every strategy and every tensor that one
+   * lends (views of export_state and gradients). [any] */
   void (*retain)(void *self);
-  /* Drops a reference: at teardown or destroy. [any] */
+  /* Drops a reference: at teardown or destroy, or later, with the last tensor that the strategy has lent. [any] */
   void (*release)(void *self);
   /* Makes a replica, owned by the caller until destroy_replica. Replicas of one seed start from equal weights. [replica] */
   stg_error *(*replicate)(void *self, const stg_replicate_args *args, stg_replica **out);
-  /* Destroys a replica; no graph of it is left. [replica] */
+  /* Destroys a replica; no graph of it is left. Of a replica whose memory the strategy has lent, when the last such tensor is
+   * released, on the thread that does it, even after the strategy's destroy. [replica] */
   void (*destroy_replica)(void *self, stg_replica *replica);
   /* Lists parameters and buffers; what `out` points to stays the model's. An error for a parameter that has no shape yet, naming
    * it. [replica] */

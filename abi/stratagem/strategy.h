@@ -196,7 +196,8 @@ STG_ASSERT_SIZE(stg_reduce_gradients_args, 32);
 #define STG_STATE_FORMAT 1
 
 /* Flags of export_state, and of import_state and load. */
-#define STG_EXPORT_COPY 1u   /* export_state: copies; else views, valid until the next call that changes weights */
+#define STG_EXPORT_COPY 1u   /* export_state: copies; else views, valid until the next call that changes weights (copies too with
+                                STG_CREATE_CALLER_THREAD_ONLY). Views keep the model's replicas alive: see model.h */
 #define STG_IMPORT_STRICT 1u /* import_state, load: a missing, unexpected or differently shaped tensor is an error that lists them all */
 
 /* Growing. */
@@ -216,9 +217,11 @@ typedef struct stg_strategy_api {
 
   /* Makes an instance: reads its config and finds its devices; starts nothing. `args` is borrowed. [any] */
   stg_error *(*create)(const stg_create_args *args, stg_strategy **out);
-  /* Ends an instance in any state and joins its threads; tensors that it returned stay valid. Null is allowed. [owner, all] */
+  /* Ends an instance in any state and joins its threads; tensors that it returned stay valid. From inside one of the instance's
+   * callbacks, on whatever thread, it does nothing. Null is allowed. [owner, all] */
   void (*destroy)(stg_strategy *self);
-  /* Makes the call in progress return STG_ABORTED as soon as it can; the instance is then draining. [any, all] */
+  /* Makes the call in progress return STG_ABORTED as soon as it can; the instance is then draining. A setup or teardown that it comes
+   * into ends so too. [any, all] */
   void (*abort)(stg_strategy *self);
   /* Fills `out`. [any, all] */
   stg_error *(*status)(stg_strategy *self, stg_status *out);
@@ -269,7 +272,7 @@ typedef struct stg_strategy_api {
   /* Drops gradients, weights and graphs gathered since the last update. [owner, fit] */
   stg_error *(*zero_grad)(stg_strategy *self, const stg_call *call);
   /* The reduced gradients, for a host's own optimizer: a dict from main name to tensor, or none where there is no gradient; views,
-   * valid until the next call of the instance that is not a query. [owner, fit] */
+   * valid until the next call of the instance that is not a query (copies with STG_CREATE_CALLER_THREAD_ONLY). [owner, fit] */
   stg_error *(*gradients)(stg_strategy *self, const stg_call *call, stg_tree *out);
   /* The host has written parameters in place on the root: replicas are refreshed, gradients dropped. [owner, fit evaluate] */
   stg_error *(*parameters_changed)(stg_strategy *self, const stg_call *call);

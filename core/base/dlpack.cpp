@@ -94,7 +94,25 @@ double element_as_double(const void* at, stg_dtype dtype) {
   }
 }
 
-bool is_known(stg_dtype dtype) { return dtype.lanes == 1 && dtype_name(dtype).find(' ') == std::string::npos; }
+bool is_known(stg_dtype dtype) {
+  if (dtype.lanes != 1) return false;
+  const bool is_integer_width = dtype.bits == 8 || dtype.bits == 16 || dtype.bits == 32 || dtype.bits == 64;
+  switch (dtype.code) {
+    case STG_DTYPE_INT:
+    case STG_DTYPE_UINT:
+      return is_integer_width;
+    case STG_DTYPE_FLOAT:
+      return is_integer_width && dtype.bits != 8;
+    case STG_DTYPE_BFLOAT:
+      return dtype.bits == 16;
+    case STG_DTYPE_COMPLEX:
+      return dtype.bits == 32 || dtype.bits == 64 || dtype.bits == 128;
+    case STG_DTYPE_BOOL:
+      return dtype.bits == 8;
+    default:
+      return false;
+  }
+}
 
 // The address alignment that loads of this type need (complex: that of its parts).
 uint64_t alignment_bytes(stg_dtype dtype) { return element_size_bytes(dtype) / (dtype.code == STG_DTYPE_COMPLEX ? 2 : 1); }
@@ -118,15 +136,16 @@ void copy_rows(char* destination, const char* source, std::span<const int64_t> s
   }
 }
 
-Value copy_value(const stg_value& value) {
+Value copy_value(const stg_value& value, const KeyPath& path) {
   switch (value.type) {
     case STG_TENSOR:
+      check_in_host_memory(value.as.tensor->view, "the tensor at ", path);
       return copy_tensor(value.as.tensor->view);
     case STG_LIST:
     case STG_TUPLE: {
       List items;
       items.reserve(value.count);
-      for (uint32_t i = 0; i < value.count; ++i) items.push_back(copy_value(value.as.items[i]));
+      for (uint32_t i = 0; i < value.count; ++i) items.push_back(copy_value(value.as.items[i], {&path, uint64_t{i}}));
       if (value.type == STG_TUPLE) return Tuple{std::move(items)};
       return items;
     }
@@ -134,7 +153,8 @@ Value copy_value(const stg_value& value) {
       Dict dict;
       dict.reserve(value.count);
       for (uint32_t i = 0; i < value.count; ++i) {
-        dict.emplace_back(text_of(value.as.entries[i].key), copy_value(value.as.entries[i].value));
+        const std::string_view key = text_of(value.as.entries[i].key);
+        dict.emplace_back(key, copy_value(value.as.entries[i].value, {&path, key}));
       }
       return dict;
     }
@@ -146,17 +166,9 @@ Value copy_value(const stg_value& value) {
 }  // namespace
 
 std::string dtype_name(stg_dtype dtype) {
-  if (dtype.lanes == 1) {
-    const int bits = dtype.bits;
-    const bool is_integer_width = bits == 8 || bits == 16 || bits == 32 || bits == 64;
-    if (dtype.code == STG_DTYPE_BOOL && bits == 8) return "bool";
-    if (dtype.code == STG_DTYPE_INT && is_integer_width) return concat("int", bits);
-    if (dtype.code == STG_DTYPE_UINT && is_integer_width) return concat("uint", bits);
-    if (dtype.code == STG_DTYPE_FLOAT && is_integer_width && bits != 8) return concat("float", bits);
-    if (dtype.code == STG_DTYPE_BFLOAT && bits == 16) return "bfloat16";
-    if (dtype.code == STG_DTYPE_COMPLEX && (bits == 32 || bits == 64 || bits == 128)) return concat("complex", bits);
-  }
-  return concat("code ", int{dtype.code}, ", ", int{dtype.bits}, " bits, ", dtype.lanes, " lanes");
+  static constexpr const char* names[] = {"int", "uint", "float", "", "bfloat", "complex", "bool"};
+  if (!is_known(dtype)) return concat("code ", int{dtype.code}, ", ", int{dtype.bits}, " bits, ", dtype.lanes, " lanes");
+  return dtype.code == STG_DTYPE_BOOL ? "bool" : concat(names[dtype.code], int{dtype.bits});
 }
 
 std::string shape_text(const stg_tensor_view& view) {
@@ -220,43 +232,44 @@ bool is_contiguous(const stg_tensor_view& view) noexcept {
   return true;
 }
 
-void check_tensor(const stg_tensor& tensor, const std::string& where) {
+std::optional<std::string> tensor_fault(const stg_tensor& tensor) {
   const stg_tensor_view& view = tensor.view;
   if (tensor.dlpack_major != STG_DLPACK_MAJOR) {
-    throw invalid_argument(where, ": a tensor of DLPack ", tensor.dlpack_major, ".", tensor.dlpack_minor, "; this ABI takes 1.x");
+    return concat("a tensor of DLPack ", tensor.dlpack_major, ".", tensor.dlpack_minor, "; this ABI takes 1.x");
   }
   if (view.num_dims < 0 || view.num_dims > 64)
-    throw invalid_argument(where, ": ", view.num_dims, " dimensions; 0 to 64 are possible");
+    return concat("", view.num_dims, " dimensions; 0 to 64 are possible");
   if (view.num_dims > 0 && view.shape == nullptr)
-    throw invalid_argument(where, ": a null shape with ", view.num_dims, " dimensions");
+    return concat("a null shape with ", view.num_dims, " dimensions");
   if (!is_known(view.dtype)) {
-    throw invalid_argument(where, ": elements of type ", dtype_name(view.dtype),
+    return concat("elements of type ", dtype_name(view.dtype),
                            "; known are bool, (u)int8 to 64, float16/32/64, bfloat16 and complex32/64/128");
   }
   for (int64_t size : shape_of(view)) {
-    if (size < 0) throw invalid_argument(where, ": the shape ", shape_text(view), " has a negative size");
+    if (size < 0) return concat("the shape ", shape_text(view), " has a negative size");
   }
   const std::optional<uint64_t> size_bytes = checked_size_bytes(view.dtype, shape_of(view));
-  if (!size_bytes) throw invalid_argument(where, ": the shape ", shape_text(view), " needs more than 2^62 bytes");
-  if (*size_bytes == 0) return;
+  if (!size_bytes) return concat("the shape ", shape_text(view), " needs more than 2^62 bytes");
+  if (*size_bytes == 0) return {};
   if (view.strides != nullptr) {
     uint64_t span_bytes = element_size_bytes(view.dtype);
     for (int32_t d = 0; d < view.num_dims; ++d) {
       if (view.shape[d] <= 1) continue;
-      if (view.strides[d] < 0) throw invalid_argument(where, ": negative stride ", view.strides[d], " in dimension ", d);
+      if (view.strides[d] < 0) return concat("negative stride ", view.strides[d], " in dimension ", d);
       uint64_t reach = 0;
       if (__builtin_mul_overflow(static_cast<uint64_t>(view.shape[d] - 1), static_cast<uint64_t>(view.strides[d]), &reach) ||
           __builtin_mul_overflow(reach, element_size_bytes(view.dtype), &reach) ||
           __builtin_add_overflow(span_bytes, reach, &span_bytes) || span_bytes > uint64_t{1} << 62) {
-        throw invalid_argument(where, ": stride ", view.strides[d], " in dimension ", d, " reaches over 2^62 bytes");
+        return concat("stride ", view.strides[d], " in dimension ", d, " reaches over 2^62 bytes");
       }
     }
   }
-  if (view.data == nullptr) throw invalid_argument(where, ": null data for the shape ", shape_text(view));
+  if (view.data == nullptr) return concat("null data for the shape ", shape_text(view));
   const uint64_t address = reinterpret_cast<uintptr_t>(view.data) + view.byte_offset;
   if (address % alignment_bytes(view.dtype) != 0) {
-    throw invalid_argument(where, ": data + byte_offset (", view.byte_offset, ") is not aligned for ", dtype_name(view.dtype));
+    return concat("data + byte_offset (", view.byte_offset, ") is not aligned for ", dtype_name(view.dtype));
   }
+  return {};
 }
 
 TensorPtr make_strided_tensor(std::shared_ptr<const void> storage, void* data, stg_dtype dtype, std::vector<int64_t> shape,
@@ -291,6 +304,7 @@ TensorPtr allocate_tensor(stg_dtype dtype, std::vector<int64_t> shape) {
 }
 
 TensorPtr copy_tensor(const stg_tensor_view& source) {
+  check_in_host_memory(source, "a tensor to be copied");
   const uint64_t element_bytes = element_size_bytes(source.dtype);
   const int64_t num_elements = numel(source);
   std::shared_ptr<void> memory = allocate_host(static_cast<uint64_t>(num_elements) * element_bytes);
@@ -327,6 +341,6 @@ double read_element(const stg_tensor_view& view, int64_t index) {
   return element_as_double(first_element<char>(view) + offset * static_cast<int64_t>(element_size_bytes(view.dtype)), view.dtype);
 }
 
-Tree copy_tree(const stg_value& root) { return make_tree(copy_value(root)); }
+Tree copy_tree(const stg_value& root) { return make_tree(copy_value(root, {})); }
 
 }  // namespace stratagem

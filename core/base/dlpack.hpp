@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "base/value.hpp"
 
 namespace stratagem {
@@ -52,9 +53,26 @@ T* first_element(const stg_tensor_view& view) noexcept {
   return static_cast<T*>(static_cast<void*>(static_cast<char*>(view.data) + view.byte_offset));
 }
 
-/// Refuses, with the reason and the shape, what LibTorch or we could not handle: DLPack major, unknown dtype, lanes, negative or
-/// overflowing sizes, negative strides, null data with elements, an address that the element type can't have.
-void check_tensor(const stg_tensor& tensor, const std::string& where);
+/// Why LibTorch or we could not handle the tensor, with the shape: DLPack major, unknown dtype, lanes, negative or overflowing sizes,
+/// negative strides, null data with elements, an address that the element type can't have. None: it is good.
+std::optional<std::string> tensor_fault(const stg_tensor& tensor);
+/// Refuses such a tensor; concat(where...) names it, and is put together only then.
+template <class... Where>
+void check_tensor(const stg_tensor& tensor, const Where&... where) {
+  if (const std::optional<std::string> fault = tensor_fault(tensor)) throw invalid_argument(where..., ": ", *fault);
+}
+
+/// Whether the CPU can read a tensor of this device.
+inline bool is_in_host_memory(stg_device device) noexcept {
+  return device.kind == STG_DEVICE_CPU || device.kind == STG_DEVICE_CUDA_HOST;
+}
+/// Refuses a tensor that the CPU can't read; concat(where...) names it.
+template <class... Where>
+void check_in_host_memory(const stg_tensor_view& view, const Where&... where) {
+  if (!is_in_host_memory(view.device)) {
+    throw unimplemented(where..., " is on ", device_name(view.device), "; this plugin takes tensors in host memory");
+  }
+}
 
 /// A tensor over `data` that keeps `storage` alive. Row-major.
 TensorPtr make_tensor(std::shared_ptr<const void> storage, void* data, stg_dtype dtype, std::vector<int64_t> shape,
@@ -64,7 +82,7 @@ TensorPtr make_strided_tensor(std::shared_ptr<const void> storage, void* data, s
                               std::vector<int64_t> strides, uint64_t flags, stg_device device);
 /// New host memory, 64-byte aligned, for `numel` elements of zero bytes, with the tensor over it.
 TensorPtr allocate_tensor(stg_dtype dtype, std::vector<int64_t> shape);
-/// A row-major copy in new host memory of a tensor in host memory.
+/// A row-major copy in new host memory of a tensor in host memory; one on another device is refused.
 TensorPtr copy_tensor(const stg_tensor_view& source);
 /// Rows [begin, begin + num_rows) of dimension 0: a view that keeps `keep` alive.
 TensorPtr narrow_rows(std::shared_ptr<const void> keep, const stg_tensor& source, int64_t begin, int64_t num_rows);
@@ -72,7 +90,7 @@ TensorPtr narrow_rows(std::shared_ptr<const void> keep, const stg_tensor& source
 /// Element number `index` (row-major order) of a host tensor as a double. Bool, integers and real floating types.
 double read_element(const stg_tensor_view& view, int64_t index);
 
-/// A copy of a borrowed tree of host tensors; opaques are retained.
+/// A copy of a borrowed tree of host tensors; opaques are retained. A tensor on another device is refused by its key path.
 Tree copy_tree(const stg_value& root);
 
 }  // namespace stratagem

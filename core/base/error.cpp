@@ -31,15 +31,39 @@ stg_error out_of_memory_error{STG_RESOURCE_EXHAUSTED,
 
 std::shared_ptr<stg_error> share(stg_error* error) { return {error, ErrorRelease{}}; }
 
+// Short enough for a std::string without an allocation.
+Error out_of_memory() { return {STG_RESOURCE_EXHAUSTED, "out of memory"}; }
+
+Error describe(const std::exception_ptr& exception) {
+  try {
+    try {
+      std::rethrow_exception(exception);
+    } catch (const Error& error) {
+      return error;
+    } catch (const std::bad_alloc&) {
+      return out_of_memory();
+    } catch (...) {
+      if (translate_foreign_exception == nullptr) throw;
+      return translate_foreign_exception(exception);
+    }
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  } catch (const std::exception& error) {
+    return {STG_INTERNAL, error.what()};
+  } catch (...) {
+    return {STG_UNKNOWN, "an exception that is no std::exception was thrown"};
+  }
+}
+
 }  // namespace
 
 Error Error::within(const std::string& context, int32_t at_replica, stg_device at_device) const {
   Error outer{code, context + ": " + message};
-  outer.flags = flags;
+  outer.flags = own_flags();
   outer.replica = at_replica;
   outer.rank = rank;
   outer.device = at_device;
-  outer.cause = share(to_abi(*this));
+  outer.cause = origin != nullptr ? origin : share(to_abi(*this));
   return outer;
 }
 
@@ -56,9 +80,9 @@ stg_error* to_abi(const Error& error) noexcept {
   try {
     auto owned = std::make_unique<OwnedError>();
     owned->message = error.message;
-    owned->cause = error.cause;
+    owned->cause = error.origin != nullptr ? error.origin : error.cause;
     owned->abi = {error.code == STG_OK ? STG_UNKNOWN : error.code,
-                  error.flags,
+                  error.own_flags(),
                   error.replica,
                   error.rank,
                   error.device,
@@ -74,20 +98,9 @@ stg_error* to_abi(const Error& error) noexcept {
 
 Error describe_exception(const std::exception_ptr& exception) noexcept {
   try {
-    try {
-      std::rethrow_exception(exception);
-    } catch (const Error& error) {
-      return error;
-    } catch (const std::bad_alloc&) {
-      return {STG_RESOURCE_EXHAUSTED, "out of memory on the host"};
-    } catch (...) {
-      if (translate_foreign_exception == nullptr) throw;
-      return translate_foreign_exception(exception);
-    }
-  } catch (const std::exception& error) {
-    return {STG_INTERNAL, error.what()};
+    return describe(exception);
   } catch (...) {
-    return {STG_UNKNOWN, "an exception that is no std::exception was thrown"};
+    return out_of_memory();
   }
 }
 
@@ -101,6 +114,7 @@ void check(stg_error* error) {
   thrown.device = error->device;
   // The causes stay where they are, kept alive by the error that owns them.
   if (error->cause != nullptr) thrown.cause = std::shared_ptr<stg_error>(owner, error->cause);
+  thrown.origin = std::move(owner);
   throw thrown;
 }
 

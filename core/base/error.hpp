@@ -21,7 +21,7 @@ using ErrorPtr = std::unique_ptr<stg_error, ErrorRelease>;
 
 inline constexpr stg_device no_device{STG_DEVICE_NONE, -1};
 
-/// An error with everything that stg_error has. Copying shares the cause.
+/// An error with everything that stg_error has. Copying shares the cause and the origin.
 class Error : public std::exception {
  public:
   Error(uint32_t error_code, std::string text) : code(error_code), message(std::move(text)) {}
@@ -31,6 +31,11 @@ class Error : public std::exception {
   /// The same error told by somebody further out: `context` + ": " + message, replica and device set, this one as the cause.
   Error within(const std::string& context, int32_t replica, stg_device device) const;
 
+  /// `flags` as they are handed on: what another party says of its own instance is no news about ours, whether trying again can help is.
+  uint32_t own_flags() const noexcept {
+    return origin == nullptr ? flags : (flags & STG_ERROR_RETRYABLE) | STG_ERROR_INSTANCE_USABLE;
+  }
+
   uint32_t code;
   uint32_t flags = STG_ERROR_INSTANCE_USABLE;
   int32_t replica = -1;
@@ -38,6 +43,7 @@ class Error : public std::exception {
   stg_device device = no_device;
   std::string message;
   std::shared_ptr<stg_error> cause;
+  std::shared_ptr<stg_error> origin;  ///< the object that `check` took over; becomes the cause when this crosses the ABI again
 };
 
 /// Error{code, concat(parts...)}, by name.
@@ -73,7 +79,7 @@ std::string code_name(uint32_t code);
 stg_error* to_abi(const Error& error) noexcept;
 
 /// What `exception` says as an Error: ours as it is, std::bad_alloc as resource_exhausted, others with their text. LibTorch's are
-/// known where core/torch has set `translate_foreign_exception`.
+/// known where core/torch has set `translate_foreign_exception`. Without memory for that it is resource_exhausted too.
 Error describe_exception(const std::exception_ptr& exception) noexcept;
 
 /// Set once by core/torch: turns exceptions that base doesn't know into an Error, or rethrows what it doesn't know either.

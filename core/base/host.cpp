@@ -48,6 +48,7 @@ Call::Call(const stg_call* call) {
   if (call == nullptr) return;
   call_ = read_argument(call, STG_CALL_MIN_SIZE, "stg_call");
   if (call_.num_streams != 0 && call_.streams == nullptr) throw invalid_argument("stg_call.streams is null with ", call_.num_streams, " streams");
+  for (uint64_t i = 0; i < call_.num_streams; ++i) check_stream(call_.streams[i], "stg_call.streams[", i, "]");
 }
 
 bool Call::past_deadline() const {

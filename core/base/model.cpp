@@ -7,10 +7,9 @@ namespace stratagem {
 
 namespace {
 
-stg_tensor* required_tensor(stg_tensor* tensor) {
+void check_denominator(const stg_tensor* tensor) {
   if (tensor == nullptr) throw invalid_argument("the model's denominator is a null tensor");
   check_tensor(*tensor, "the model's denominator");
-  return tensor;
 }
 
 }  // namespace
@@ -54,7 +53,9 @@ ModelStep Replica::step(stg_step_context context, Tree batch) const {
   step.outputs = Tree{result.outputs};
   step.graph = GraphPtr{result.graph, GraphRelease{model(), get()}};
   step.denominator = result.denominator;
-  if (result.denominator.type == STG_TENSOR) step.denominator_owner.reset(required_tensor(result.denominator.as.tensor));
+  if (result.denominator.type == STG_TENSOR) step.denominator_owner.reset(result.denominator.as.tensor);
+  // All that the model gave is owned before any of it is looked at.
+  if (result.denominator.type == STG_TENSOR) check_denominator(result.denominator.as.tensor);
   validate(step.outputs.root(), "the model's outputs");
   return step;
 }
@@ -66,7 +67,7 @@ void Replica::backward(GraphPtr graph, double scale, const Ready& ready) const {
   sink.ready = [](void* self, uint64_t index, stg_tensor* gradient, const stg_stream*) {
     TensorPtr owned{gradient};
     return guard([&] {
-      if (owned != nullptr) check_tensor(*owned, concat("gradient ", index));
+      if (owned != nullptr) check_tensor(*owned, "gradient ", index);
       (*static_cast<const Ready*>(self))(index, std::move(owned));
     });
   };

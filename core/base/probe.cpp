@@ -14,7 +14,25 @@ namespace {
 constexpr uint32_t min_minor = STG_ABI_MINOR;
 constexpr uint32_t max_minor = STG_ABI_MINOR;
 
-// Writes a refusal: NUL-terminated, cut to the host's buffer, the whole size told.
+// What every answer but a bad argument begins with.
+void begin_reply(stg_probe_reply& reply) {
+  reply.abi_major = STG_ABI_MAJOR;
+  reply.min_minor = min_minor;
+  reply.max_minor = max_minor;
+  reply.minor = 0;
+  reply.plugin = nullptr;
+  reply.text_size_bytes = 0;
+}
+
+// NUL-terminated, cut to the host's buffer, the whole size told.
+void write_text(stg_probe_reply& reply, std::string_view text) {
+  reply.text_size_bytes = text.size() + 1;
+  if (reply.text == nullptr || reply.text_capacity_bytes == 0) return;
+  const uint64_t fits = std::min<uint64_t>(text.size(), reply.text_capacity_bytes - 1);
+  std::memcpy(reply.text, text.data(), fits);
+  reply.text[fits] = '\0';
+}
+
 void explain(const stg_probe_request& request, stg_probe_reply& reply, const stg_plugin& plugin) {
   char text[512];
   const int length = std::snprintf(
@@ -26,12 +44,7 @@ void explain(const stg_probe_request& request, stg_probe_reply& reply, const stg
       request.abi_major > STG_ABI_MAJOR || (request.abi_major == STG_ABI_MAJOR && request.min_minor > max_minor)
           ? "plugin built against this host's ABI"
           : "newer host, or a plugin built against this host's ABI");
-  const auto size = static_cast<uint64_t>(std::min<int>(length, sizeof text - 1));
-  reply.text_size_bytes = size + 1;
-  if (reply.text == nullptr || reply.text_capacity_bytes == 0) return;
-  const uint64_t fits = std::min(size, reply.text_capacity_bytes - 1);
-  std::memcpy(reply.text, text, fits);
-  reply.text[fits] = '\0';
+  write_text(reply, {text, static_cast<size_t>(std::min<int>(length, sizeof text - 1))});
 }
 
 }  // namespace
@@ -41,12 +54,7 @@ uint32_t answer_probe(const stg_probe_request* request, stg_probe_reply* reply, 
       (request->host_name.data == nullptr && request->host_name.size_bytes != 0)) {
     return STG_PROBE_BAD_ARGUMENT;
   }
-  reply->abi_major = STG_ABI_MAJOR;
-  reply->min_minor = min_minor;
-  reply->max_minor = max_minor;
-  reply->minor = 0;
-  reply->plugin = nullptr;
-  reply->text_size_bytes = 0;
+  begin_reply(*reply);
   if (request->abi_major != STG_ABI_MAJOR || request->min_minor > max_minor || request->max_minor < min_minor) {
     explain(*request, *reply, plugin);
     return STG_PROBE_REFUSED;
@@ -54,6 +62,16 @@ uint32_t answer_probe(const stg_probe_request* request, stg_probe_reply* reply, 
   reply->minor = std::min(request->max_minor, max_minor);
   reply->plugin = &plugin;
   return STG_PROBE_ACCEPTED;
+}
+
+uint32_t refuse_probe(stg_probe_reply* reply, const char* name) noexcept {
+  if (reply == nullptr) return STG_PROBE_BAD_ARGUMENT;
+  const Error error = describe_exception(std::current_exception());
+  begin_reply(*reply);
+  char text[512];
+  const int length = std::snprintf(text, sizeof text, "plugin %s can't say what it is: %s", name, error.what());
+  write_text(*reply, {text, static_cast<size_t>(std::min<int>(length, sizeof text - 1))});
+  return STG_PROBE_REFUSED;
 }
 
 StrategyPlugin::StrategyPlugin(const char* name, const char* version, const StrategyInfo& described,

@@ -4,6 +4,7 @@
 // sdk_steps.cpp.
 #include <thread>
 
+#include "base/json.hpp"
 #include "base/sdk_entry.hpp"
 
 namespace stratagem::sdk {
@@ -16,9 +17,10 @@ void destroy(stg_strategy* self) {
   // In a forked child the threads to join do not exist: the memory is left to the exit of the process.
   if (self == nullptr || is_forked_child()) return;
   auto* instance = reinterpret_cast<Instance*>(self);
+  // From inside a callback of the instance nobody can join it: it is kept, rather than crash the host.
+  if (instance->strategy->is_own_thread()) return;
   const void* inside = nullptr;
   while (!instance->caller.compare_exchange_strong(inside, this_thread(), std::memory_order_acquire)) {
-    // From inside a callback of the instance nobody can join it: it is kept, rather than crash the host.
     if (inside == this_thread()) return;
     instance->strategy->abort();
     std::this_thread::yield();
@@ -75,7 +77,7 @@ stg_error* setup(stg_strategy* self, const stg_call* call, const stg_setup_args*
       const uint32_t next = !model ? STG_STATE_MODELLESS : stage == STG_STAGE_FIT ? STG_STATE_FIT : STG_STATE_EVALUATE;
       entry->setup(Call{call}, std::move(model), checked(std::move(state), "state"), stage);
       entry.instance().stage.store(stage);
-      entry.instance().state.store(next);
+      entry.move_to(next);
     });
   });
 }
@@ -86,7 +88,7 @@ stg_error* teardown(stg_strategy* self, const stg_call* call) {
       if (entry.instance().state.load() == STG_STATE_CREATED) return;
       entry->teardown(Call{call});
       entry.instance().stage.store(STG_STAGE_FIT);
-      entry.instance().state.store(STG_STATE_CREATED);
+      entry.move_to(STG_STATE_CREATED);
     });
   });
 }
@@ -187,18 +189,16 @@ stg_error* create_instance(Construct construct, const stg_create_args* args, stg
     const stg_create_args abi = read_argument(args, STG_CREATE_ARGS_MIN_SIZE, "stg_create_args");
     check_flags(abi.flags, STG_CREATE_CALLER_THREAD_ONLY, "stg_create_args.flags");
     required(out, "out");
+    refuse_forked_child();
     watch_forks();
     CreateArgs create_args;
-    try {
-      const std::string_view text = checked_text(abi.config_json, "stg_create_args.config_json");
-      create_args.config = text.empty() ? nlohmann::json::object() : nlohmann::json::parse(text);
-    } catch (const nlohmann::json::exception& error) {
-      throw invalid_argument("stg_create_args.config_json is no JSON: ", error.what());
-    }
+    const std::string_view text = checked_text(abi.config_json, "stg_create_args.config_json");
+    create_args.config = text.empty() ? nlohmann::json::object() : parse_json(text, "stg_create_args.config_json");
     if (!create_args.config.is_object()) throw invalid_argument("stg_create_args.config_json is a JSON ", create_args.config.type_name(), "; it must be an object");
     create_args.host = Host{abi.host};
     create_args.caller_thread_only = (abi.flags & STG_CREATE_CALLER_THREAD_ONLY) != 0;
     auto instance = std::make_unique<Instance>();
+    instance->caller_thread_only = create_args.caller_thread_only;
     instance->strategy = construct(create_args);
     *out = reinterpret_cast<stg_strategy*>(instance.release());
   });

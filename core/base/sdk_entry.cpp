@@ -37,6 +37,11 @@ std::string states_text(uint32_t states) {
 
 bool is_forked_child() noexcept { return is_child.load(std::memory_order_relaxed); }
 
+void refuse_forked_child() {
+  if (!is_forked_child()) return;
+  throw failed_precondition("this process is a child of fork, in which a strategy has no threads; call exec, or start a new process");
+}
+
 void watch_forks() {
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { is_child.store(true); }); });
@@ -49,9 +54,7 @@ const void* this_thread() noexcept {
 
 Instance& Instance::of(stg_strategy* self) {
   if (self == nullptr) throw invalid_argument("the strategy instance is null");
-  if (is_forked_child()) {
-    throw failed_precondition("this process is a forked child: the instance belongs to its parent; create a new one before forking, or exec");
-  }
+  refuse_forked_child();
   return *reinterpret_cast<Instance*>(self);
 }
 
@@ -70,6 +73,16 @@ Entry::Entry(stg_strategy* self, Function function) : instance_(Instance::of(sel
     if (state == STG_STATE_DRAINING) error.flags = STG_ERROR_INSTANCE_DRAINING;
     throw error;
   }
+}
+
+void Entry::move_to(uint32_t state) {
+  uint32_t before = instance_.state.load();
+  while (before != STG_STATE_DRAINING) {
+    if (instance_.state.compare_exchange_weak(before, state)) return;
+  }
+  Error error{STG_ABORTED, "the instance was aborted"};
+  error.flags = STG_ERROR_INSTANCE_DRAINING;
+  throw error;
 }
 
 std::string_view checked_text(stg_string text, const char* name) {

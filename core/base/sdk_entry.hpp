@@ -29,6 +29,7 @@ STG_STRATEGY_FUNCTIONS(STRATAGEM_DECLARATION)
 
 /// Whether this process is a child of fork, where the replicas' threads don't exist. Watched from watch_forks on.
 bool is_forked_child() noexcept;
+void refuse_forked_child();
 void watch_forks();
 /// Tells threads apart for less than std::thread::id costs.
 const void* this_thread() noexcept;
@@ -39,6 +40,7 @@ struct Instance {
   std::atomic<uint32_t> stage{STG_STAGE_FIT};
   std::atomic<const void*> caller{nullptr};  // the thread inside an [owner] function; null: none
   std::vector<double> weights;               // lent by the last step's result; written inside [owner] functions only
+  bool caller_thread_only = false;
 
   /// Throws for null, and in a forked child.
   static Instance& of(stg_strategy* self);
@@ -53,6 +55,8 @@ class Entry {
   ~Entry() { instance_.caller.store(nullptr, std::memory_order_release); }
 
   Strategy* operator->() const { return instance_.strategy.get(); }
+  /// To the state after a setup or teardown. An abort that came in between wins: the call ends as aborted.
+  void move_to(uint32_t state);
   Instance& instance() const { return instance_; }
 
  private:
@@ -66,7 +70,7 @@ void run(stg_strategy* self, Function function, Body&& body) {
   try {
     body(entry);
   } catch (const Error& error) {
-    if ((error.flags & STG_ERROR_INSTANCE_DRAINING) != 0) entry.instance().state.store(STG_STATE_DRAINING);
+    if ((error.own_flags() & STG_ERROR_INSTANCE_DRAINING) != 0) entry.instance().state.store(STG_STATE_DRAINING);
     throw;
   }
 }

@@ -2,6 +2,7 @@
 //
 // The entries for steps and for the state.
 #include <cmath>
+#include <exception>
 
 #include "base/dlpack.hpp"
 #include "base/sdk_entry.hpp"
@@ -72,13 +73,13 @@ void check_update_result(const stg_update_result* out) {
   if (out != nullptr) known_size_bytes(out, STG_UPDATE_RESULT_MIN_SIZE, "stg_update_result");
 }
 
-stg_tree report_tree(const ImportReport& report) {
+Tree report_tree(const ImportReport& report) {
   const auto names = [](const std::vector<std::string>& texts) { return List(texts.begin(), texts.end()); };
   Dict dict;
   dict.emplace_back("missing", names(report.missing));
   dict.emplace_back("unexpected", names(report.unexpected));
   dict.emplace_back("unknown_keys", names(report.unknown_keys));
-  return make_tree(std::move(dict)).give();
+  return make_tree(std::move(dict));
 }
 
 stg_error* evaluation_step(Function function, uint32_t stage, stg_strategy* self, const stg_call* call, const stg_step_args* args,
@@ -92,9 +93,39 @@ stg_error* evaluation_step(Function function, uint32_t stage, stg_strategy* self
   });
 }
 
-// Moved sets are released on every return.
+// The sets as far as they can be read. Those that were moved are released on every return; one that is refused for its size, or for a
+// field that is newer than we are, stays the caller's, and the others are taken over all the same.
 struct GradientSets {
+  explicit GradientSets(const stg_reduce_gradients_args& args) {
+    for (uint64_t i = 0; i < args.num_sets; ++i) {
+      try {
+        read_argument(args.sets[i], STG_GRADIENT_SET_MIN_SIZE, concat("set ", i).c_str());
+        sets.push_back(args.sets[i]);
+      } catch (...) {
+        if (!refusal) refusal = std::current_exception();
+      }
+    }
+  }
+  GradientSets(const GradientSets&) = delete;
+  GradientSets& operator=(const GradientSets&) = delete;
+
+  void check() const {
+    if (refusal) std::rethrow_exception(refusal);
+    for (size_t i = 0; i < sets.size(); ++i) {
+      const stg_gradient_set& set = *sets[i];
+      if (!std::isfinite(set.weight) || set.weight < 0) {
+        throw invalid_argument("set ", i, ": the weight is ", set.weight, "; it must be finite and at least 0");
+      }
+      check_stream(set.stream, "set ", i, ".stream");
+      if (set.gradients == nullptr && set.num_gradients != 0) throw invalid_argument("set ", i, ": gradients is null");
+      for (uint64_t g = 0; g < set.num_gradients; ++g) {
+        if (set.gradients[g] != nullptr) check_tensor(*set.gradients[g], "set ", i, ", gradient ", g);
+      }
+    }
+  }
+
   std::vector<stg_gradient_set*> sets;
+  std::exception_ptr refusal;
   ~GradientSets() {
     for (stg_gradient_set* set : sets) {
       if (set->release != nullptr) set->release(set);
@@ -159,7 +190,10 @@ stg_error* gradients(stg_strategy* self, const stg_call* call, stg_tree* out) {
   return guard([&] {
     run(self, Function::gradients, [&](Entry& entry) {
       required(out, "out");
-      *out = entry->gradients(Call{call}).give();
+      Tree gradients = entry->gradients(Call{call});
+      // A view's release could run the model's code, on whatever thread lets it go last.
+      if (entry.instance().caller_thread_only) gradients = copy_tree(gradients.root());
+      *out = gradients.give();
     });
   });
 }
@@ -184,24 +218,10 @@ stg_error* reduce_gradients(stg_strategy* self, const stg_call* call, const stg_
   return guard([&] {
     const stg_reduce_gradients_args abi = read_argument(args, STG_REDUCE_GRADIENTS_ARGS_MIN_SIZE, "stg_reduce_gradients_args");
     if (abi.sets == nullptr && abi.num_sets != 0) throw invalid_argument("stg_reduce_gradients_args.sets is null");
-    GradientSets moved;
-    for (uint64_t i = 0; i < abi.num_sets; ++i) {
-      const std::string name = concat("set ", i);
-      read_argument(abi.sets[i], STG_GRADIENT_SET_MIN_SIZE, name.c_str());
-      moved.sets.push_back(abi.sets[i]);
-    }
+    const GradientSets moved(abi);
     run(self, Function::reduce_gradients, [&](Entry& entry) {
       check_enumerator(abi.op, STG_REDUCE_SUM, "stg_reduce_gradients_args.op (mean or sum)");
-      for (uint64_t i = 0; i < abi.num_sets; ++i) {
-        const stg_gradient_set& set = *moved.sets[i];
-        if (!std::isfinite(set.weight) || set.weight < 0) {
-          throw invalid_argument("set ", i, ": the weight is ", set.weight, "; it must be finite and at least 0");
-        }
-        if (set.gradients == nullptr && set.num_gradients != 0) throw invalid_argument("set ", i, ": gradients is null");
-        for (uint64_t g = 0; g < set.num_gradients; ++g) {
-          if (set.gradients[g] != nullptr) check_tensor(*set.gradients[g], concat("set ", i, ", gradient ", g));
-        }
-      }
+      moved.check();
       entry->reduce_gradients(Call{call}, moved.sets, abi.op);
     });
   });
@@ -214,7 +234,7 @@ stg_error* export_state(stg_strategy* self, const stg_call* call, uint64_t flags
     run(self, Function::export_state, [&](Entry& entry) {
       check_flags(flags, STG_EXPORT_COPY, "flags");
       required(out, "out");
-      *out = entry->export_state(Call{call}, flags).give();
+      *out = entry->export_state(Call{call}, entry.instance().caller_thread_only ? flags | STG_EXPORT_COPY : flags).give();
     });
   });
 }
@@ -225,7 +245,7 @@ stg_error* import_state(stg_strategy* self, const stg_call* call, stg_tree* stat
     run(self, Function::import_state, [&](Entry& entry) {
       check_flags(flags, STG_IMPORT_STRICT, "flags");
       const ImportReport told = entry->import_state(Call{call}, checked(std::move(tree), "state"), flags);
-      if (report != nullptr) *report = report_tree(told);
+      if (report != nullptr) *report = report_tree(told).give();
     });
   });
 }
@@ -248,8 +268,11 @@ stg_error* load(stg_strategy* self, const stg_call* call, const stg_checkpoint_a
       check_flags(abi.flags, STG_IMPORT_STRICT, "stg_checkpoint_args.flags");
       std::string text;
       const ImportReport told = entry->load(Call{call}, std::string(checked_text(abi.path, "stg_checkpoint_args.path")), abi.flags, text);
-      if (host_json != nullptr) *host_json = make_tree(std::move(text)).give();
-      if (report != nullptr) *report = report_tree(told);
+      // Both are made before either is written.
+      Tree text_tree = make_tree(std::move(text));
+      Tree told_tree = report_tree(told);
+      if (host_json != nullptr) *host_json = text_tree.give();
+      if (report != nullptr) *report = told_tree.give();
     });
   });
 }

@@ -39,10 +39,7 @@ void Strategy::barrier(const Call&, std::string_view) {}
 Tree Strategy::to_host(const Call&, Tree object) {
   for_each_leaf(std::as_const(object).root(), [](const KeyPath& path, const stg_value& leaf) {
     if (leaf.type != STG_TENSOR) return;
-    const stg_device device = leaf.as.tensor->view.device;
-    if (device.kind != STG_DEVICE_CPU && device.kind != STG_DEVICE_CUDA_HOST) {
-      throw unimplemented("to_host: ", path.text(), " is on ", device_name(device), "; this strategy knows only the cpu");
-    }
+    check_in_host_memory(leaf.as.tensor->view, "to_host: the tensor at ", path);
   });
   return same_object(std::move(object));
 }

@@ -30,8 +30,8 @@
 namespace stratagem {
 
 struct StrategyInfo {
-  const char* summary;                       ///< one line
-  const char* options_schema;                ///< JSON Schema of "options"
+  const char* summary = "";                  ///< one line
+  const char* options_schema = "{}";         ///< JSON Schema of "options"
   std::array<uint32_t, 4> device_kinds{};    ///< STG_DEVICE_*, filled from the front
   uint64_t capabilities = 0;                 ///< STG_CAPABILITY_*
 };
@@ -84,6 +84,9 @@ class Strategy {
   virtual const std::vector<stg_device>& devices() const = 0;
   virtual stg_ranks ranks() const;
   virtual void abort() noexcept {}
+  /// Whether the calling thread is one of the strategy's own: from there an instance can't be destroyed, since no thread joins itself.
+  /// Any thread.
+  virtual bool is_own_thread() const noexcept { return false; }
 
   /// `model` is empty for STG_STATE_MODELLESS. On an exception the instance must be as before.
   virtual void setup(const Call& call, Model model, Tree state, uint32_t stage) = 0;
@@ -124,7 +127,7 @@ namespace sdk {
 
 using Construct = std::unique_ptr<Strategy> (*)(const CreateArgs&);
 
-/// An instance as the ABI's opaque pointer knows it: the strategy with its state, its caller and what its getters lend.
+/// Makes an instance: the strategy, with its state and its caller.
 stg_error* create_instance(Construct construct, const stg_create_args* args, stg_strategy** out) noexcept;
 
 /// The table but for `create`.
@@ -132,6 +135,8 @@ stg_strategy_api strategy_table(decltype(stg_strategy_api::create) create);
 
 /// Answers a probe by the rules of plugin.h.
 uint32_t answer_probe(const stg_probe_request* request, stg_probe_reply* reply, const stg_plugin& plugin) noexcept;
+/// Refuses, since the plugin `name` could not make its table: the exception that is being handled says why.
+uint32_t refuse_probe(stg_probe_reply* reply, const char* name) noexcept;
 
 /// A plugin of one strategy. Static and trivially destroyed: a probe allocates nothing, and nothing of it ends before the process.
 struct StrategyPlugin {
@@ -173,8 +178,12 @@ stg_error* create(const stg_create_args* args, stg_strategy** out) {
 #define STRATAGEM_STRATEGY_PLUGIN(name, version, Class)                                                              \
   STRATAGEM_NOTE(name, version, "\"" name "\"", "");                                                                 \
   extern "C" STG_EXPORT uint32_t stg_plugin_probe(const stg_probe_request* request, stg_probe_reply* reply) {        \
-    static const ::stratagem::sdk::StrategyPlugin made(name, version, Class::info(),                                 \
-                                                       &::stratagem::sdk::create<Class>);                            \
-    return ::stratagem::sdk::answer_probe(request, reply, made.plugin);                                              \
+    try {                                                                                                            \
+      static const ::stratagem::sdk::StrategyPlugin made(name, version, Class::info(),                               \
+                                                         &::stratagem::sdk::create<Class>);                          \
+      return ::stratagem::sdk::answer_probe(request, reply, made.plugin);                                            \
+    } catch (...) {                                                                                                  \
+      return ::stratagem::sdk::refuse_probe(reply, name);                                                            \
+    }                                                                                                                \
   }                                                                                                                  \
   static_assert(STG_ABI_MAJOR == 1 && STG_ABI_MINOR == 0, "STRATAGEM_NOTE says 1.0")

@@ -40,11 +40,12 @@ T read_argument(const T* value, uint64_t min_size_bytes, const char* name) {
   return local;
 }
 
-/// Reads a function table or a description: what is past our size is not looked at.
+/// Reads a function table: what is past our size is not looked at, and a slot that its size cuts in two is absent.
 template <class T>
 T read_table(const T* value, uint64_t min_size_bytes, const char* name) {
+  static_assert(alignof(T) == sizeof(void*) && sizeof(T) % sizeof(void*) == 0);
   T local{};
-  std::memcpy(&local, value, known_size_bytes(value, min_size_bytes, name));
+  std::memcpy(&local, value, known_size_bytes(value, min_size_bytes, name) / sizeof(void*) * sizeof(void*));
   return local;
 }
 

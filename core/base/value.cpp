@@ -206,11 +206,13 @@ class Validator {
   explicit Validator(std::string_view what) : what_(what) {}
 
   void visit(const stg_value& value, const KeyPath& path, uint32_t depth) {
-    if (++num_nodes_ > STG_MAX_TREE_NODES) fail(path, concat("has more than ", STG_MAX_TREE_NODES, " nodes (a cycle?)"));
-    if (depth > STG_MAX_TREE_DEPTH) fail(path, concat("is deeper than ", STG_MAX_TREE_DEPTH, " levels (a cycle?)"));
+    if (++num_nodes_ > STG_MAX_TREE_NODES) fail(path, "has more than ", STG_MAX_TREE_NODES, " nodes (a cycle?)");
+    if (depth > STG_MAX_TREE_DEPTH) fail(path, "is deeper than ", STG_MAX_TREE_DEPTH, " levels (a cycle?)");
     switch (value.type) {
-      case STG_NONE:
       case STG_BOOL:
+        require(value.as.i64 == 0 || value.as.i64 == 1, path, "is a bool of ", value.as.i64, "; it must be 0 or 1");
+        return;
+      case STG_NONE:
       case STG_INT64:
       case STG_DOUBLE:
         return;
@@ -220,12 +222,12 @@ class Validator {
         return;
       case STG_TENSOR:
         require(value.as.tensor != nullptr, path, "is a null tensor");
-        check_tensor(*value.as.tensor, concat(what_, path.text()));
+        check_tensor(*value.as.tensor, what_, path);
         return;
       case STG_OPAQUE:
         require(value.as.opaque != nullptr, path, "is a null opaque object");
         require(value.as.opaque->struct_size >= STG_OPAQUE_MIN_SIZE && value.as.opaque->struct_size <= STG_MAX_STRUCT_SIZE_BYTES,
-                path, concat("is an opaque object of struct_size ", value.as.opaque->struct_size, "; expected at least ", STG_OPAQUE_MIN_SIZE));
+                path, "is an opaque object of struct_size ", value.as.opaque->struct_size, "; expected at least ", STG_OPAQUE_MIN_SIZE);
         require(value.as.opaque->retain != nullptr && value.as.opaque->release != nullptr, path, "is an opaque object without retain and release");
         return;
       case STG_LIST:
@@ -237,7 +239,7 @@ class Validator {
         visit_dict(value, path, depth);
         return;
       default:
-        fail(path, concat("has the unknown type ", value.type));
+        fail(path, "has the unknown type ", value.type);
     }
   }
 
@@ -256,16 +258,18 @@ class Validator {
       } else {
         is_new = keys.insert(key).second;
       }
-      require(is_new, path, concat("has the key \"", key, "\" twice"));
+      require(is_new, path, "has the key \"", key, "\" twice");
       visit(entry.value, {&path, key}, depth + 1);
     }
   }
 
-  void require(bool condition, const KeyPath& path, const std::string& problem) const {
-    if (!condition) fail(path, problem);
+  template <class... Problem>
+  void require(bool condition, const KeyPath& path, const Problem&... problem) const {
+    if (!condition) fail(path, problem...);
   }
-  [[noreturn]] void fail(const KeyPath& path, const std::string& problem) const {
-    throw invalid_argument(what_, path.text(), " ", problem);
+  template <class... Problem>
+  [[noreturn]] void fail(const KeyPath& path, const Problem&... problem) const {
+    throw invalid_argument(what_, path, " ", problem...);
   }
 
   std::string_view what_;

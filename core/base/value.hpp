@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -122,6 +123,7 @@ class KeyPath {
   uint64_t index_ = 0;
   bool is_key_ = false;
 };
+inline std::ostream& operator<<(std::ostream& out, const KeyPath& path) { return out << path.text(); }
 
 inline bool is_container(const stg_value& value) noexcept {
   return value.type == STG_LIST || value.type == STG_TUPLE || value.type == STG_DICT;

@@ -32,8 +32,8 @@
 namespace stratagem {
 
 struct ModelInfo {
-  const char* summary;         ///< one line
-  const char* options_schema;  ///< JSON Schema of the model's options
+  const char* summary = "";           ///< one line
+  const char* options_schema = "{}";  ///< JSON Schema of the model's options
 };
 
 /// What a step is told.
@@ -121,10 +121,15 @@ std::unique_ptr<TensorModel> construct_model(const nlohmann::json& options) {
 #define STRATAGEM_MODEL_PLUGIN(name, version, Class)                                                                       \
   STRATAGEM_NOTE(name, version, "", "\"" name "\"");                                                                       \
   extern "C" STG_EXPORT uint32_t stg_plugin_probe(const stg_probe_request* request, stg_probe_reply* reply) {              \
-    static const ::stratagem::sdk::ModelPlugin made(                                                                       \
-        name, version, Class::info(), [](stg_string options_json, const stg_host* host, const stg_model** out) {           \
-          return ::stratagem::sdk::create_model(name, &::stratagem::sdk::construct_model<Class>, options_json, host, out); \
-        });                                                                                                                \
-    return ::stratagem::sdk::answer_probe(request, reply, made.plugin);                                                    \
+    try {                                                                                                                  \
+      static const ::stratagem::sdk::ModelPlugin made(                                                                     \
+          name, version, Class::info(), [](stg_string options_json, const stg_host* host, const stg_model** out) {         \
+            return ::stratagem::sdk::create_model(name, &::stratagem::sdk::construct_model<Class>, options_json, host,     \
+                                                  out);                                                                    \
+          });                                                                                                              \
+      return ::stratagem::sdk::answer_probe(request, reply, made.plugin);                                                  \
+    } catch (...) {                                                                                                        \
+      return ::stratagem::sdk::refuse_probe(reply, name);                                                                  \
+    }                                                                                                                      \
   }                                                                                                                        \
   static_assert(STG_ABI_MAJOR == 1 && STG_ABI_MINOR == 0, "STRATAGEM_NOTE says 1.0")

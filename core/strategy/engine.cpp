@@ -35,6 +35,11 @@ void Engine::abort() noexcept {
   if (workers_) workers_->abort();
 }
 
+bool Engine::is_own_thread() const noexcept {
+  const std::lock_guard lock(workers_mutex_);
+  return workers_ && workers_->has_this_thread();
+}
+
 // Joins the old ones, without holding up an abort.
 void Engine::replace_workers(std::unique_ptr<Workers> workers) {
   const std::lock_guard lock(workers_mutex_);

@@ -28,6 +28,7 @@ class Engine : public Strategy {
 
   const std::vector<stg_device>& devices() const override { return options_.devices; }
   void abort() noexcept override;
+  bool is_own_thread() const noexcept override;
 
   void setup(const Call& call, Model model, Tree state, uint32_t stage) override;
   void teardown(const Call& call) override;
@@ -101,7 +102,7 @@ class Engine : public Strategy {
   uint32_t threads_per_replica_ = 0;  // 0: as they are
 
   std::shared_ptr<Training> training_;
-  std::mutex workers_mutex_;  // guards the pointer, which abort reads on any thread
+  mutable std::mutex workers_mutex_;  // guards the pointer, which abort reads on any thread
   std::unique_ptr<Workers> workers_;
   StepPtr waiting_step_;  // a training_step that waits for its backward
   Window window_;

@@ -22,14 +22,16 @@ Engine::StepPtr Engine::begin_step(StepArgs args, uint32_t stage, uint64_t conte
     root.guarded("split", [&] {
       check(table.split(root.model().model().self(), root.model().get(), args.batch.argument(), filled.size(), filled.data(),
                         &num_filled));
+      // All of them are owned before any is looked at.
+      std::vector<Tree> shares;
+      for (const stg_tree& tree : filled) shares.emplace_back(tree);
       if (num_filled == 0 || num_filled > filled.size()) {
         throw invalid_argument("the model's split filled ", num_filled, " shares; 1 to ", filled.size(), " are possible");
       }
       for (uint64_t i = 0; i < num_filled; ++i) {
-        Tree share{filled[i]};
-        validate(share.root(), "share");
-        step->shares.num_rows.push_back(static_cast<double>(batch_rows(share.root()).value_or(1)));
-        step->shares.trees.push_back(cast_floating(std::move(share), options_.floating_dtype));
+        validate(shares[i].root(), concat("share ", i));
+        step->shares.num_rows.push_back(static_cast<double>(batch_rows(shares[i].root()).value_or(1)));
+        step->shares.trees.push_back(cast_floating(std::move(shares[i]), options_.floating_dtype));
       }
     });
   } else {
@@ -89,7 +91,7 @@ double Engine::resolve_weight(Step& step, size_t worker, const ModelStep& model_
       weight = denominator.as.f64;
       break;
     case STG_TENSOR:
-      check_tensor(*denominator.as.tensor, "the denominator");
+      check_in_host_memory(denominator.as.tensor->view, "the denominator");
       if (numel(denominator.as.tensor->view) != 1) {
         throw invalid_argument("the denominator has the shape ", shape_text(denominator.as.tensor->view), "; it must be 0-dim");
       }

@@ -88,7 +88,7 @@ void Engine::run_or_clean_up(Body&& body) {
   try {
     body();
   } catch (const Error& error) {
-    if ((error.flags & STG_ERROR_INSTANCE_DRAINING) == 0) {
+    if ((error.own_flags() & STG_ERROR_INSTANCE_DRAINING) == 0) {
       training_->replicas.restore_buffers();
       forget_window();
     }

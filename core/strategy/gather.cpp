@@ -83,10 +83,7 @@ class Gatherer {
       const bool fits = same_dtype(view.dtype, first.dtype) && view.num_dims == first.num_dims &&
                         (view.num_dims == 0 || std::equal(view.shape + 1, view.shape + view.num_dims, first.shape + 1));
       if (!fits) fail(path, i, tensor_text(view), tensor_text(first));
-      if (view.device.kind != STG_DEVICE_CPU && view.device.kind != STG_DEVICE_CUDA_HOST) {
-        throw unimplemented("the output at ", path.text(), " of replica ", i, " is on ", device_name(view.device),
-                            "; this plugin joins tensors in host memory");
-      }
+      check_in_host_memory(view, "the output at ", path, " of replica ", i);
     }
   }
 
@@ -219,6 +216,7 @@ const stg_value& find_loss(const stg_value& outputs) {
                            "; a training step returns a 0-dim tensor, or a dict with one under \"loss\"");
   }
   const stg_tensor_view& view = loss->as.tensor->view;
+  check_in_host_memory(view, "the training loss");
   if (view.num_dims != 0)
     throw invalid_argument("the training loss has the shape ", shape_text(view), "; it must be 0-dim (take its mean or sum)");
   if (!is_floating(view.dtype))

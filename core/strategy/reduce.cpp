@@ -142,10 +142,7 @@ TensorPtr mean_through_float(const T* elements, int64_t count, stg_dtype dtype) 
 }
 
 TensorPtr reduce_tensor(const stg_tensor_view& source, uint32_t op, bool lightning, const KeyPath& path) {
-  if (source.device.kind != STG_DEVICE_CPU && source.device.kind != STG_DEVICE_CUDA_HOST) {
-    throw unimplemented("reduce: the tensor at ", path.text(), " is on ", device_name(source.device),
-                        "; this plugin knows only the cpu");
-  }
+  check_in_host_memory(source, "reduce: the tensor at ", path);
   const int64_t count = numel(source);
   if (count == 0 && op != STG_REDUCE_SUM && !lightning) {
     throw invalid_argument("reduce: the tensor at ", path.text(), " is empty (", shape_text(source),

@@ -29,7 +29,7 @@ const stg_parameter& checked(const stg_parameter* parameter, const char* kind, u
   const std::string name(text_of(parameter->names[0]));
   if (parameter->tensor == nullptr)
     throw invalid_argument("the model's ", kind, " ", name, " has no tensor (not materialised yet?)");
-  check_tensor(*parameter->tensor, concat("the model's ", kind, " ", name));
+  check_tensor(*parameter->tensor, "the model's ", kind, " ", name);
   if (parameter->tensor->view.device.kind != STG_DEVICE_CPU) {
     throw invalid_argument("the model's ", kind, " ", name, " is on ", device_name(parameter->tensor->view.device),
                            "; its replica is on a cpu");
@@ -137,7 +137,6 @@ void ReplicaSlot::forward(stg_step_context context, Tree share) {
   // A training_step may be waiting for its backward: an evaluation in between leaves its graph alone.
   if (mode == 0) made.graph = std::move(step.graph);
   step = std::move(made);
-  validate(step.outputs.root(), "outputs");
 }
 
 void ReplicaSlot::backward(double scale, bool detect_anomaly) {
@@ -165,17 +164,13 @@ void ReplicaSlot::collect(uint64_t index, TensorPtr gradient, std::vector<bool>&
   if (seen[index]) throw invalid_argument("the gradient of ", info.names[0], " was reported twice in one backward");
   seen[index] = true;
   if (!gradient || !info.requires_grad) return;
-  const std::string name = "the gradient of " + info.names[0];
-  check_tensor(*gradient, name);
   const stg_tensor_view& view = gradient->view;
   if (!same_dtype(view.dtype, info.dtype) || shape_of(view).size() != info.shape.size() ||
       !std::equal(info.shape.begin(), info.shape.end(), view.shape)) {
-    throw invalid_argument(name, " is ", dtype_name(view.dtype), " ", shape_text(view), "; the parameter is ",
+    throw invalid_argument("the gradient of ", info.names[0], " is ", dtype_name(view.dtype), " ", shape_text(view), "; the parameter is ",
                            dtype_name(info.dtype), " ", shape_text(parameters[index]->view));
   }
-  if (view.device.kind != STG_DEVICE_CPU && view.device.kind != STG_DEVICE_CUDA_HOST) {
-    throw invalid_argument(name, " is on ", device_name(view.device), "; the parameter is on a cpu");
-  }
+  check_in_host_memory(view, "the gradient of ", info.names[0]);
   incoming[index] = std::move(gradient);
 }
 
@@ -318,7 +313,8 @@ void Replicas::restore_buffers() {
 }
 
 void Replicas::drop_graphs() {
-  for (const auto& slot : slots_) slot->drop_graph();
+  // With what else the latest forward left, where its outputs were never gathered.
+  for (const auto& slot : slots_) slot->step = {};
 }
 
 void Replicas::drop_gradients() {

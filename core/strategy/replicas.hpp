@@ -43,9 +43,7 @@ class ReplicaSlot {
     try {
       body();
     } catch (...) {
-      Error error = describe_exception(std::current_exception());
-      error.flags |= STG_ERROR_INSTANCE_USABLE;
-      throw error.within(concat("replica ", index_, " on ", device_name(device_), ", in ", phase), index_, device_);
+      throw describe_exception(std::current_exception()).within(concat("replica ", index_, " on ", device_name(device_), ", in ", phase), index_, device_);
     }
   }
 

@@ -16,11 +16,7 @@ bool is_batched(const stg_value& leaf) { return leaf.type == STG_TENSOR && leaf.
 
 void check_on_cpu(const stg_value& root) {
   for_each_leaf(root, [](const KeyPath& path, const stg_value& leaf) {
-    if (leaf.type != STG_TENSOR) return;
-    const stg_device device = leaf.as.tensor->view.device;
-    if (device.kind == STG_DEVICE_CPU || device.kind == STG_DEVICE_CUDA_HOST) return;
-    throw unimplemented("the batch's tensor at ", path.text(), " is on ", device_name(device),
-                        "; this plugin takes tensors in host memory");
+    if (leaf.type == STG_TENSOR) check_in_host_memory(leaf.as.tensor->view, "the batch's tensor at ", path);
   });
 }
 

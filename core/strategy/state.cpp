@@ -120,10 +120,7 @@ class Import {
   static const stg_tensor& tensor_at(const stg_value& value, const std::string& name) {
     if (value.type != STG_TENSOR)
       throw invalid_argument("the state's ", name, " is a ", type_name(value.type), "; it must be a tensor");
-    const stg_device device = value.as.tensor->view.device;
-    if (device.kind != STG_DEVICE_CPU && device.kind != STG_DEVICE_CUDA_HOST) {
-      throw unimplemented("the state's ", name, " is on ", device_name(device), "; this plugin takes states in host memory");
-    }
+    check_in_host_memory(value.as.tensor->view, "the state's ", name);
     return *value.as.tensor;
   }
 
@@ -276,7 +273,8 @@ class Import {
     double step = std::nan("");
     if (value.type == STG_INT64) step = static_cast<double>(value.as.i64);
     if (value.type == STG_DOUBLE) step = value.as.f64;
-    if (value.type == STG_TENSOR && numel(value.as.tensor->view) == 1) step = read_element(value.as.tensor->view, 0);
+    if (value.type == STG_TENSOR && numel(tensor_at(value, "optimizer." + name + ".step").view) == 1)
+      step = read_element(value.as.tensor->view, 0);
     if (!(step >= 0) || step > 9e15) throw invalid_argument("the state's optimizer.", name, ".step is no number of at least 0");
     return static_cast<int64_t>(step);
   }

@@ -144,6 +144,11 @@ Workers::~Workers() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+bool Workers::has_this_thread() const noexcept {
+  return std::any_of(threads_.begin(), threads_.end(),
+                     [](const std::thread& thread) { return thread.get_id() == std::this_thread::get_id(); });
+}
+
 void Workers::abort() noexcept {
   aborted_.store(true, std::memory_order_release);
   const std::lock_guard lock(mutex_);

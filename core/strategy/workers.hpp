@@ -50,6 +50,8 @@ class Workers {
   ~Workers();
 
   size_t size() const { return options_.num_workers; }
+  /// Whether it is one of these threads that calls.
+  bool has_this_thread() const noexcept;
 
   /// Runs the phases. Throws what the worker with the smallest number threw, as an Error. When the run is given up: with `borrows`, once the last
   /// worker has left; else at once, with STG_ERROR_INSTANCE_DRAINING if some worker did not leave within the grace period.

@@ -2,6 +2,7 @@
 //
 // The door: versions, refusals in words, small buffers.
 #include <cstring>
+#include <stdexcept>
 
 #include "base/strategy.hpp"
 #include "support/catch.hpp"
@@ -66,6 +67,41 @@ TEST_CASE("A refusal is cut to the buffer, NUL-terminated, and the needed size i
     if (capacity > 0) CHECK(std::strlen(answer.buffer) == std::min(capacity, needed) - 1);
     CHECK(answer.buffer[capacity] == '#');
   }
+}
+
+namespace {
+
+struct Throwing : Strategy {
+  explicit Throwing(const CreateArgs&) {}
+  static StrategyInfo info() { throw std::runtime_error("no schema today"); }
+  const std::vector<stg_device>& devices() const override { return none; }
+  void setup(const Call&, Model, Tree, uint32_t) override {}
+  void teardown(const Call&) override {}
+  std::vector<stg_device> none;
+};
+
+}  // namespace
+
+// The entry of a plugin, in this program.
+STRATAGEM_STRATEGY_PLUGIN("throwing", "1.0.0", Throwing);
+
+TEST_CASE("A strategy that says nothing of itself has an empty summary and an options schema that takes anything") {
+  const sdk::StrategyPlugin made("forgetful", "1.0.0", {}, nullptr);
+  CHECK(text_of(made.factory.summary).empty());
+  CHECK(text_of(made.factory.options_schema) == "{}");
+  CHECK(made.factory.num_device_kinds == 0);
+}
+
+TEST_CASE("A strategy that throws while it says what it is refuses in words, and nothing leaves its entry") {
+  char text[200] = "";
+  stg_probe_reply reply{};
+  reply.text = text;
+  reply.text_capacity_bytes = sizeof text;
+  const stg_probe_request request{STG_ABI_MAJOR, 0, STG_ABI_MINOR, 0, to_abi("test host")};
+  CHECK(stg_plugin_probe(&request, &reply) == STG_PROBE_REFUSED);
+  CHECK(reply.plugin == nullptr);
+  CHECK_THAT(std::string(text), Catch::Contains("throwing") && Catch::Contains("no schema today"));
+  CHECK(stg_plugin_probe(&request, nullptr) == STG_PROBE_BAD_ARGUMENT);
 }
 
 TEST_CASE("A garbage request is a bad argument") {

@@ -24,7 +24,7 @@ struct Recorder : Strategy {
 
   const std::vector<stg_device>& devices() const override { return list; }
   void setup(const Call&, Model, Tree, uint32_t) override { act(); }
-  void teardown(const Call&) override {}
+  void teardown(const Call&) override { act(); }
   stg_model_description describe_parameters() override { return sized<stg_model_description>(); }
   void model_to_device(const Call&) override {}
   Tree batch_to_device(const Call&, Tree batch, stg_device, int64_t) override { return batch; }
@@ -220,6 +220,19 @@ TEST_CASE("A setup that fails leaves the instance as it was") {
   CHECK(fixture.state() == STG_STATE_CREATED);
 }
 
+TEST_CASE("An abort from inside setup or teardown ends it as aborted, and the instance is draining") {
+  for (const bool in_setup : {true, false}) {
+    Fixture fixture(in_setup ? STG_STATE_CREATED : STG_STATE_FIT);
+    Recorder::action = [&] { api.abort(fixture.self); };
+    stg_setup_args args = sized<stg_setup_args>();
+    stg_error* error = in_setup ? api.setup(fixture.self, nullptr, &args) : api.teardown(fixture.self, nullptr);
+    REQUIRE(error != nullptr);
+    CHECK((error->flags & STG_ERROR_INSTANCE_DRAINING) != 0);
+    CHECK(code_of(error) == STG_ABORTED);
+    CHECK(fixture.state() == STG_STATE_DRAINING);
+  }
+}
+
 TEST_CASE("A null instance is an error, and destroying one is not") {
   CHECK(code_of(api.barrier(nullptr, nullptr, {})) == STG_INVALID_ARGUMENT);
   stg_status status = sized<stg_status>();
@@ -261,6 +274,9 @@ TEST_CASE("After fork the child gets failed_precondition from every function and
     bool refused = code_of(api.barrier(fixture.self, nullptr, {})) == STG_FAILED_PRECONDITION;
     stg_status status = sized<stg_status>();
     refused = refused && code_of(api.status(fixture.self, &status)) == STG_FAILED_PRECONDITION;
+    stg_create_args args = sized<stg_create_args>();
+    stg_strategy* made = nullptr;
+    refused = refused && code_of(api.create(&args, &made)) == STG_FAILED_PRECONDITION && made == nullptr;
     api.destroy(fixture.self);
     _exit(refused ? 0 : 1);
   }
@@ -382,7 +398,7 @@ TEST_CASE("A set field that is newer than the plugin is refused, naming its offs
 TEST_CASE("Bad config texts, flags and enumerators are errors that say what was given") {
   stg_strategy* self = nullptr;
   stg_create_args args = sized<stg_create_args>();
-  for (const char* text : {"{", "[1]", "{\"a\": }"}) {
+  for (const char* text : {"{", "[1]", "{\"a\": }", "{\"a\": 1, \"a\": 2}"}) {
     args.config_json = to_abi(std::string_view(text));
     CHECK(code_of(api.create(&args, &self)) == STG_INVALID_ARGUMENT);
     CHECK(self == nullptr);

@@ -41,8 +41,11 @@ std::string text_of(const stg_error& error) { return std::string(stratagem::text
 
 }  // namespace
 
+thread_local uint64_t stratagem::test::num_allocations = 0;
+
 // Both kinds: with one of them left, a sanitizer's would be paired with ours.
 void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  ++num_allocations;
   return out_of_memory ? nullptr : std::malloc(size == 0 ? 1 : size);
 }
 void* operator new(std::size_t size) {
@@ -105,6 +108,7 @@ TEST_CASE("another party's error is released once, when nobody needs it or its c
     CHECK(text_of(*again) == "fit: save failed");
     REQUIRE(again->cause != nullptr);
     CHECK(text_of(*again->cause) == "save failed");
+    CHECK(again->cause == &save.error);  // the very object, not a copy of its text
     CHECK(again->cause->cause == &disk.error);
     outermost.reset();
     CHECK(save.num_releases == 0);
@@ -141,8 +145,8 @@ TEST_CASE("a foreign error with a null message reads as an empty one, and an unk
   const Error received = error_of([&] { check(&odd.error); });
   CHECK(received.message.empty());
   CHECK(received.code == 4711);
+  CHECK(received.origin.get() == &odd.error);
   CHECK(code_name(4711) == "4711");
-  CHECK(odd.num_releases == 1);  // it has no cause to be kept for
 }
 
 TEST_CASE("what is thrown decides the code") {
@@ -150,7 +154,7 @@ TEST_CASE("what is thrown decides the code") {
     const ErrorPtr error{guard(body)};
     return code_name(error->code) + ": " + text_of(*error);
   };
-  CHECK(code_and_text([] { throw std::bad_alloc(); }) == "RESOURCE_EXHAUSTED: out of memory on the host");
+  CHECK(code_and_text([] { throw std::bad_alloc(); }) == "RESOURCE_EXHAUSTED: out of memory");
   CHECK(code_and_text([] { throw std::runtime_error("broken"); }) == "INTERNAL: broken");
   CHECK(code_and_text([] { throw 42; }) == "UNKNOWN: an exception that is no std::exception was thrown");
   CHECK(code_and_text([] { throw not_found("no x"); }) == "NOT_FOUND: no x");
@@ -190,6 +194,42 @@ TEST_CASE("without memory for an error there is a static one, whose release may 
   first->release(first);
   first->release(first);
   CHECK(text_of(*second) == "out of memory on the host while another error was being reported");
+}
+
+TEST_CASE("without memory to describe an exception it is resource_exhausted, and the process goes on") {
+  const std::string long_text(200, 'x');
+  for (const std::exception_ptr& exception :
+       {std::make_exception_ptr(Error{STG_DATA_LOSS, long_text}), std::make_exception_ptr(std::runtime_error(long_text)),
+        std::make_exception_ptr(std::bad_alloc()), std::make_exception_ptr(42)}) {
+    out_of_memory = true;
+    stg_error* error = guard([&] { std::rethrow_exception(exception); });
+    const Error described = describe_exception(exception);
+    out_of_memory = false;
+    REQUIRE(error != nullptr);
+    CHECK(error->code == STG_RESOURCE_EXHAUSTED);
+    CHECK(described.message == "out of memory");
+    error->release(error);
+  }
+}
+
+TEST_CASE("another party's error is the cause of what crosses the ABI, and of its flags only RETRYABLE is handed on") {
+  for (const uint32_t flags : {0u, STG_ERROR_INSTANCE_DRAINING, STG_ERROR_RETRYABLE | STG_ERROR_INSTANCE_DRAINING}) {
+    ForeignError storage{"disk full"};
+    storage.error.flags = flags;
+    const uint32_t expected = STG_ERROR_INSTANCE_USABLE | (flags & STG_ERROR_RETRYABLE);
+    {
+      const ErrorPtr told{guard([&] { check(&storage.error); })};
+      CHECK(told->cause == &storage.error);
+      CHECK(text_of(*told) == "disk full");
+      CHECK(told->flags == expected);
+      CHECK(told->release != storage.error.release);
+    }
+    CHECK(storage.num_releases == 1);
+    storage.num_releases = 0;
+    const Error received = error_of([&] { check(&storage.error); });
+    CHECK(received.flags == flags);  // to whoever called, they are news
+    CHECK(received.within("saving", 0, no_device).flags == expected);
+  }
 }
 
 TEST_CASE("codes have the names of gRPC") {

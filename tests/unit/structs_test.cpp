@@ -98,6 +98,14 @@ TEST_CASE("of a table, slots that we don't know may be filled, and slots it lack
   CHECK(read_table(&old.known, min_size_bytes, "table").second == 0);
 }
 
+TEST_CASE("a slot that a table's size cuts in two reads as null") {
+  for (uint64_t size = 17; size < 24; ++size) {
+    const Newer cut = newer(size);
+    CHECK(read_table(&cut.known, min_size_bytes, "table").first == 11);
+    CHECK(read_table(&cut.known, min_size_bytes, "table").second == 0);
+  }
+}
+
 TEST_CASE("a result is written as far as its owner knows it, and its size lowered to what was honoured") {
   Newer out = newer(40, 7, 8);
   write_result(&out.known, Growing{0, 1, 2});

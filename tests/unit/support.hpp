@@ -17,6 +17,9 @@
 
 namespace stratagem::test {
 
+/// How often this thread asked operator new for memory (error_test.cpp replaces it).
+extern thread_local uint64_t num_allocations;
+
 /// An empty folder, removed at the end.
 class TemporaryFolder {
  public:

@@ -355,3 +355,17 @@ TEST_CASE("the path of a root is (root)") {
   for_each_leaf(Tree::view(value_of(STG_NONE)).root(), [&](const KeyPath& path, const stg_value&) { seen = path.text(); });
   CHECK(seen == "(root)");
 }
+
+TEST_CASE("a good tree is checked without a single allocation") {
+  Dict inner;
+  inner.emplace_back("mask", allocate_tensor(boolean, {4}));
+  inner.emplace_back("flag", true);
+  Dict dict;
+  dict.emplace_back("inputs", allocate_tensor(float32, {4, 3}));
+  dict.emplace_back("targets", allocate_tensor(int64, {4}));
+  dict.emplace_back("more", make_list(std::move(inner), "text", int64_t{3}));
+  const Tree tree = make_tree(std::move(dict));
+  const uint64_t before = num_allocations;
+  validate(tree.root(), "batch");
+  CHECK(num_allocations == before);
+}

@@ -142,9 +142,13 @@ static stg_error* new_error(uint32_t code, const char* text) {
   return error;
 }
 
-static stg_error* told_to_fail(const mlp* self, int32_t replica, int where) {
+static stg_error* told_to_fail(mlp* self, int32_t replica, int where) {
+  if (self->aborts != NULL && self->abort_in == where) the_host.api->abort(self->aborts);
   if (self->fail_replica != replica || self->fail_in != where) return NULL;
-  return new_error(STG_DATA_LOSS, MLP_FAILURE_TEXT); /* a code that a strategy would not choose by itself */
+  stg_error* error = new_error(STG_DATA_LOSS, MLP_FAILURE_TEXT); /* a code that a strategy would not choose by itself */
+  error->flags = self->fail_flags;
+  error->owner = self;
+  return error;
 }
 
 static void complain_if(mlp* self, int is_wrong) {
@@ -193,6 +197,7 @@ static stg_error* replicate(void* self, const stg_replicate_args* args, stg_repl
 
 static void destroy_replica(void* self, stg_replica* replica) {
   count(&enter(self)->num_replicas, -1);
+  told_to_fail(self, -2, MLP_IN_DESTROY); /* it can't fail, but it can abort */
   for (int p = 0; p < MLP_NUM_PARAMETERS; ++p) release_tensor(replica->own[p]);
   free(replica);
 }
@@ -239,6 +244,7 @@ static void read_weights(const stg_replica* replica, weights* out) {
 }
 
 static void misbehave(mlp* model, int32_t replica) {
+  if (model->destroys != NULL && replica == (int32_t)the_host.num_devices - 1) the_host.api->destroy(model->destroys);
   if (model->slow_replica == replica) {
     const struct timespec pause = {0, 300000000};
     nanosleep(&pause, NULL);
@@ -296,6 +302,11 @@ static stg_error* step(void* self, stg_replica* replica, const stg_step_context*
   if (model->is_masked) {
     result->denominator.type = STG_DOUBLE;
     result->denominator.as.f64 = divisor;
+  }
+  if (model->denominator != NULL && replica->index == 0) {
+    result->denominator.type = STG_TENSOR;
+    result->denominator.as.tensor = model->denominator; /* the caller's from here on */
+    model->denominator = NULL;
   }
   if ((context->flags & STG_STEP_GRADIENT) == 0) {
     release_tree(&own);
@@ -368,6 +379,44 @@ static stg_error* backward(void* self, stg_replica* replica, stg_graph* graph, d
   }
   release_graph(self, replica, graph);
   return error;
+}
+
+/* ---- optional slots ---- */
+
+static stg_tensor* copy_rows(const stg_tensor_view* from, int64_t first, int64_t num_rows) {
+  int64_t shape[2] = {num_rows, from->num_dims < 2 ? 1 : from->shape[1]};
+  stg_tensor* made = new_float32(from->num_dims, shape);
+  for (int64_t i = 0; i < num_rows * shape[1]; ++i) {
+    floats(made)[i] = at(from, first + i / shape[1], i % shape[1]);
+  }
+  return made;
+}
+
+stg_error* mlp_split(void* self, stg_replica* replica, const stg_tree* batch, uint64_t num_shares, stg_tree* shares,
+                     uint64_t* num_filled) {
+  static const char* const keys[] = {"inputs", "targets"};
+  rows from;
+  int64_t first = 0;
+  complain_if(enter(self), batch->root.type != STG_DICT || replica->index != 0);
+  read_rows(batch, &from);
+  for (*num_filled = 0; *num_filled < num_shares && first < from.num_rows; ++*num_filled) {
+    const int64_t left = from.num_rows - first, wanted = (int64_t)*num_filled + 1;
+    const int64_t num_rows = *num_filled + 1 == num_shares || wanted > left ? left : wanted;
+    stg_tensor* tensors[] = {copy_rows(from.inputs, first, num_rows), copy_rows(from.targets, first, num_rows)};
+    shares[*num_filled] = new_dict(2, keys, tensors);
+    first += num_rows;
+  }
+  return NULL;
+}
+
+stg_error* mlp_transfer(void* self, stg_replica* replica, stg_tree* batch, int64_t dataloader_index, stg_tree* out) {
+  mlp* model = enter(self);
+  (void)replica;
+  complain_if(model, batch->release == NULL);
+  __atomic_store_n(&model->dataloader_index, dataloader_index, __ATOMIC_RELAXED);
+  *out = *batch;
+  memset(batch, 0, sizeof *batch);
+  return NULL;
 }
 
 void new_mlp(mlp* out, int with_bind) {

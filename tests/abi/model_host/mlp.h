@@ -24,6 +24,7 @@ typedef struct mlp {
   stg_model table;
   int32_t fail_replica;   /* -1: none; which one fails ... */
   int fail_in;            /* ... and where: MLP_IN_* */
+  uint32_t fail_flags;    /* the flags of its error */
   int32_t slow_replica;   /* -1: none; sleeps for 300 ms in its step */
   int is_masked;          /* give the mask's sum as denominator */
   int is_sum;             /* the loss is a sum over the rows, and loss_kind says so */
@@ -32,6 +33,10 @@ typedef struct mlp {
   int only_caller;        /* complain when called on another thread than `caller` */
   pthread_t caller;
   stg_strategy* call_back; /* null: none; its barrier is called from inside a step and must be refused */
+  stg_strategy* destroys;  /* null: none; destroyed from inside the step of the last replica, which must do nothing */
+  stg_strategy* aborts;    /* null: none; aborted ... */
+  int abort_in;            /* ... in MLP_IN_* */
+  stg_tensor* denominator; /* null: none; what replica 0's next step gives as denominator */
 
   int64_t num_references;
   int64_t num_replicas;
@@ -39,12 +44,19 @@ typedef struct mlp {
   int64_t num_complaints; /* wrong thread, a call back that was not refused, a batch that was not moved */
   int64_t num_steps;
   int64_t num_told_changed;
+  int64_t dataloader_index; /* that `transfer` was last told */
 } mlp;
 
-enum { MLP_IN_REPLICATE, MLP_IN_STEP, MLP_IN_BACKWARD };
+enum { MLP_IN_REPLICATE, MLP_IN_STEP, MLP_IN_BACKWARD, MLP_IN_DESTROY };
 #define MLP_FAILURE_TEXT "the model was told to fail"
 
 void new_mlp(mlp* out, int with_bind);
+
+/* Slots that new_mlp leaves null: a batch in shares of 1, 2, 3, ... rows, the last one with what is left; and a transfer that hands the
+ * batch on and notes `dataloader_index`. */
+stg_error* mlp_split(void* self, stg_replica* replica, const stg_tree* batch, uint64_t num_shares, stg_tree* shares,
+                     uint64_t* num_filled);
+stg_error* mlp_transfer(void* self, stg_replica* replica, stg_tree* batch, int64_t dataloader_index, stg_tree* out);
 
 /* ---- the same arithmetic without a strategy: one device, the whole batch, double sums ---- */
 

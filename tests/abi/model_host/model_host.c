@@ -17,5 +17,6 @@ int main(int argc, char** argv) {
   load_plugin(argc, argv);
   const int training = run_tests(training_tests, num_training_tests);
   const int failures = run_tests(failure_tests, num_failure_tests);
-  return run_tests(last, 1) + training + failures > 0;
+  const int callbacks = run_tests(callback_tests, num_callback_tests);
+  return run_tests(last, 1) + training + failures + callbacks > 0;
 }

@@ -11,5 +11,7 @@ extern const test training_tests[];
 extern const uint64_t num_training_tests;
 extern const test failure_tests[];
 extern const uint64_t num_failure_tests;
+extern const test callback_tests[];
+extern const uint64_t num_callback_tests;
 
 #endif

@@ -45,12 +45,34 @@ void seq_watch_forks(void) {
   pthread_once(&once, watch);
 }
 
-stg_error* seq_check_alive(const stg_strategy* self) {
-  if (self == NULL) return seq_error(STG_INVALID_ARGUMENT, "the instance is null");
+stg_error* seq_check_process(void) {
   if (!__atomic_load_n(&is_forked, __ATOMIC_RELAXED)) return NULL;
-  return seq_error(STG_FAILED_PRECONDITION,
-                   "this process is a fork of the one that created the instance; create one in a process "
-                   "that was started anew");
+  return seq_error(STG_FAILED_PRECONDITION, "this process is a child of fork; create an instance in a process that was started anew");
+}
+
+stg_error* seq_check_alive(const stg_strategy* self) {
+  return self == NULL ? seq_error(STG_INVALID_ARGUMENT, "the instance is null") : seq_check_process();
+}
+
+/* ---- streams: a CPU has none, but one that can't be is told ---- */
+
+stg_error* seq_check_stream(const stg_stream* stream, const char* of, uint64_t index) {
+  if (stream->kind > STG_STREAM_PER_THREAD_DEFAULT) {
+    return seq_error(STG_INVALID_ARGUMENT, "%s %" PRIu64 ": the stream's kind is %" PRIu32 "; known are 0 and 1", of, index,
+                     stream->kind);
+  }
+  if (stream->reserved == 0) return NULL;
+  return seq_error(STG_INVALID_ARGUMENT, "%s %" PRIu64 ": the stream's reserved field is %" PRIu32 ", not 0", of, index,
+                   stream->reserved);
+}
+
+static stg_error* read_call(stg_call* to, const stg_call* from) {
+  stg_error* error = seq_read_struct(to, sizeof *to, from, STG_CALL_MIN_SIZE, "call");
+  if (error == NULL && to->num_streams > 0 && to->streams == NULL) {
+    error = seq_error(STG_INVALID_ARGUMENT, "call.streams is null with %" PRIu64 " streams", to->num_streams);
+  }
+  for (uint64_t i = 0; error == NULL && i < to->num_streams; ++i) error = seq_check_stream(&to->streams[i], "call, stream", i);
+  return error;
 }
 
 /* ---- entering and leaving ---- */
@@ -77,7 +99,7 @@ stg_error* seq_enter(stg_strategy* self, seq_function function, const stg_call* 
   if (error == NULL && call_out != NULL) {
     memset(call_out, 0, sizeof *call_out);
     call_out->struct_size = sizeof *call_out;
-    if (call != NULL) error = seq_read_struct(call_out, sizeof *call_out, call, STG_CALL_MIN_SIZE, "call");
+    if (call != NULL) error = read_call(call_out, call);
   }
   if (error != NULL) return error;
   pthread_mutex_lock(&self->lock);

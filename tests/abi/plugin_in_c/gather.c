@@ -257,7 +257,7 @@ static int join_value(gather* state, stg_value* to, values from, const seq_path*
 stg_error* seq_gather(const stg_tree* outputs, uint64_t num_outputs, const double* weights, int is_sum, stg_tree* out) {
   const seq_path root = {NULL, {NULL, 0}, 0};
   gather state = {out, num_outputs, weights, is_sum, NULL};
-  stg_error* error = seq_new_tree(out, NULL);
+  stg_error* error = seq_new_tree(out);
   if (error != NULL) return error;
   const stg_value** roots = seq_tree_alloc(out, num_outputs * sizeof *roots);
   if (roots == NULL) {

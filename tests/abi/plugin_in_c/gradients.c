@@ -34,6 +34,8 @@ static stg_error* check_sets(const stg_strategy* self, const stg_reduce_gradient
       return seq_error(STG_INVALID_ARGUMENT, "set %" PRIu64 " is for device index %d; the instance's device there is cpu:%d", i,
                        (int)set->device.index, (int)self->devices[i].index);
     }
+    stg_error* error = seq_check_stream(&set->stream, "set", i);
+    if (error != NULL) return error;
     if (!isfinite(set->weight) || set->weight < 0) {
       return seq_error(STG_INVALID_ARGUMENT, "set %" PRIu64 ": weight %g; it must be a number >= 0", i, set->weight);
     }
@@ -209,7 +211,7 @@ static stg_error* reduce(stg_strategy* self, const stg_call* call, const stg_red
   return error;
 }
 
-/* The sets that were moved in are released on every return; one whose size is refused is not read, so it stays the caller's. */
+/* The sets that were moved in are released on every return; one that can't be read stays the caller's. */
 stg_error* seq_reduce_gradients(stg_strategy* self, const stg_call* call, const stg_reduce_gradients_args* args) {
   stg_reduce_gradients_args read;
   stg_call time;
@@ -231,7 +233,8 @@ stg_error* seq_reduce_gradients(stg_strategy* self, const stg_call* call, const 
   }
   for (uint64_t i = 0; read.sets != NULL && i < read.num_sets; ++i) {
     stg_gradient_set* set = read.sets[i];
-    stg_error* refused = seq_check_size(set, STG_GRADIENT_SET_MIN_SIZE, "gradient_set");
+    stg_gradient_set known;
+    stg_error* refused = seq_read_struct(&known, sizeof known, set, STG_GRADIENT_SET_MIN_SIZE, "gradient_set");
     if (refused == NULL && set->release != NULL) set->release(set);
     seq_release_error(refused);
   }

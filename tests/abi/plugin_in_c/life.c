@@ -14,7 +14,8 @@
 stg_error* seq_create(const stg_create_args* args, stg_strategy** out) {
   stg_create_args read;
   seq_config config;
-  stg_error* error = seq_read_struct(&read, sizeof read, args, STG_CREATE_ARGS_MIN_SIZE, "create_args");
+  stg_error* error = seq_check_process();
+  if (error == NULL) error = seq_read_struct(&read, sizeof read, args, STG_CREATE_ARGS_MIN_SIZE, "create_args");
   if (error != NULL) return error;
   if (out == NULL) return seq_error(STG_INVALID_ARGUMENT, "create: out is null");
   /* STG_CREATE_CALLER_THREAD_ONLY needs nothing: this strategy has no other threads. */
@@ -77,10 +78,13 @@ static void let_go(stg_strategy* self) {
   self->stage = STG_STAGE_FIT;
 }
 
-static void enter_state(stg_strategy* self, uint32_t state) {
+/* An abort that came in between wins: seq_leave flags its error as draining. */
+static stg_error* enter_state(stg_strategy* self, uint32_t state) {
   pthread_mutex_lock(&self->lock);
-  if (self->state != STG_STATE_DRAINING) self->state = state;
+  const int is_aborted = self->state == STG_STATE_DRAINING;
+  if (!is_aborted) self->state = state;
   pthread_mutex_unlock(&self->lock);
+  return is_aborted ? seq_error(STG_ABORTED, "the instance was aborted") : NULL;
 }
 
 void seq_destroy(stg_strategy* self) {
@@ -228,9 +232,9 @@ stg_error* seq_setup(stg_strategy* self, const stg_call* call, const stg_setup_a
     }
     if (error == NULL) {
       self->stage = (uint32_t)read.stage;
-      enter_state(self, read.model == NULL            ? STG_STATE_MODELLESS
-                        : read.stage == STG_STAGE_FIT ? STG_STATE_FIT
-                                                      : STG_STATE_EVALUATE);
+      error = enter_state(self, read.model == NULL            ? STG_STATE_MODELLESS
+                                : read.stage == STG_STAGE_FIT ? STG_STATE_FIT
+                                                              : STG_STATE_EVALUATE);
     }
     error = seq_leave(self, error);
   }
@@ -243,8 +247,7 @@ stg_error* seq_teardown(stg_strategy* self, const stg_call* call) {
   stg_error* error = seq_enter(self, SEQ_teardown, call, &time);
   if (error != NULL) return error;
   let_go(self);
-  enter_state(self, STG_STATE_CREATED);
-  return seq_leave(self, NULL);
+  return seq_leave(self, enter_state(self, STG_STATE_CREATED));
 }
 
 /* ---- questions ---- */

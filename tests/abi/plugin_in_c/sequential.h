@@ -76,13 +76,17 @@ typedef struct seq_path {
 
 /* Takes a tree as the ABI hands it over: a moved one is consumed on every return, a borrowed one copied. The tree is checked. */
 stg_error* seq_take_batch(stg_tree* tree, const char* name, seq_batch** out);
+stg_error* seq_check_tree(const stg_value* root, const char* name);
 void seq_hold_batch(seq_batch* batch);
 void seq_drop_batch(seq_batch* batch); /* null is allowed */
 
-/* An empty tree that owns what seq_tree_alloc gives (zeroed, until its release) and, if not null, holds `batch`. */
-stg_error* seq_new_tree(stg_tree* out, seq_batch* batch);
+/* An empty tree that owns what seq_tree_alloc gives (zeroed, until its release). */
+stg_error* seq_new_tree(stg_tree* out);
 void* seq_tree_alloc(stg_tree* tree, uint64_t size_bytes);
 int seq_tree_text(stg_tree* tree, stg_value* to, const char* text, uint64_t size_bytes); /* a string leaf; 0 without memory */
+/* The same tree with other tensors: what `make` gives for each, null without memory. */
+typedef stg_tensor* (*seq_make_tensor)(const stg_tensor* of, void* context);
+stg_error* seq_map_tree(const stg_value* root, seq_make_tensor make, void* context, stg_tree* out);
 stg_error* seq_copy_tree(const stg_value* root, stg_tree* out);
 void seq_release_tree(stg_tree* tree);                             /* a borrowed one is left alone */
 const stg_value* seq_find(const stg_value* dict, const char* key); /* null if absent, or no dict */
@@ -171,6 +175,8 @@ typedef enum seq_function { STG_STRATEGY_FUNCTIONS(SEQ_NUMBER) SEQ_NUM_FUNCTIONS
 stg_error* seq_enter(stg_strategy* self, seq_function function, const stg_call* call, stg_call* call_out);
 stg_error* seq_leave(stg_strategy* self, stg_error* error);
 stg_error* seq_check_alive(const stg_strategy* self); /* for queries: null instance, fork */
+stg_error* seq_check_process(void); /* of the same, what create needs */
+stg_error* seq_check_stream(const stg_stream* stream, const char* of, uint64_t index);
 /* Between two callbacks: aborted, cancelled, or past the deadline? `before` says what would have come next. */
 stg_error* seq_check_time(stg_strategy* self, const stg_call* call, const char* before, int32_t replica);
 void seq_watch_forks(void);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A batch into shares along dim 0, without copying: each share is a tree of its own whose tensors are views of the batch's. Any of
+ * A batch into shares along dim 0, without copying its data: each share is a tree of its own whose tensors are views of the batch's. Any of
  * them can be taken out by the model and kept, so every view holds the batch.
  */
 #include <inttypes.h>
@@ -90,39 +90,16 @@ static stg_tensor* new_view(const stg_tensor* of, seq_batch* batch, int64_t firs
   return &made->tensor;
 }
 
-static int share_value(stg_tree* tree, stg_value* to, const stg_value* from, seq_batch* batch, int64_t first_row,
-                       int64_t num_rows) {
-  if (from->type == STG_TENSOR) {
-    to->as.tensor = new_view(from->as.tensor, batch, first_row, num_rows);
-    if (to->as.tensor == NULL) return 0;
-  } else if (from->type == STG_OPAQUE) {
-    to->as.opaque = from->as.opaque;
-    to->as.opaque->retain(to->as.opaque);
-  } else if (from->type == STG_LIST || from->type == STG_TUPLE) {
-    to->as.items = seq_tree_alloc(tree, from->count * sizeof(stg_value));
-    if (to->as.items == NULL) return 0;
-    to->type = from->type;
-    to->count = from->count;
-    for (uint32_t at = 0; at < to->count; ++at) {
-      const stg_value* item = &from->as.items[at];
-      if (!share_value(tree, &to->as.items[at], item, batch, first_row, num_rows)) return 0;
-    }
-  } else if (from->type == STG_DICT) {
-    to->as.entries = seq_tree_alloc(tree, from->count * sizeof(stg_entry));
-    if (to->as.entries == NULL) return 0;
-    to->type = from->type;
-    to->count = from->count;
-    for (uint32_t at = 0; at < to->count; ++at) {
-      const stg_entry* entry = &from->as.entries[at];
-      to->as.entries[at].key = entry->key; /* lives in the batch, which the tree holds */
-      if (!share_value(tree, &to->as.entries[at].value, &entry->value, batch, first_row, num_rows)) return 0;
-    }
-  } else {
-    to->as = from->as;
-  }
-  to->type = from->type;
-  to->count = from->count;
-  return 1;
+/* The rows of one share. */
+typedef struct part {
+  seq_batch* batch;
+  int64_t first_row;
+  int64_t num_rows;
+} part;
+
+static stg_tensor* view_part(const stg_tensor* of, void* context) {
+  const part* wanted = context;
+  return new_view(of, wanted->batch, wanted->first_row, wanted->num_rows);
 }
 
 stg_error* seq_split(seq_batch* batch, uint64_t num_shares, seq_share* shares, uint64_t* num_filled) {
@@ -136,11 +113,8 @@ stg_error* seq_split(seq_batch* batch, uint64_t num_shares, seq_share* shares, u
     seq_share* share = &shares[i];
     share->num_rows = num_rows < 0 ? -1 : num_rows / (int64_t)wanted + ((int64_t)i < num_rows % (int64_t)wanted);
     const int64_t rows_here = share->num_rows < 0 ? 0 : share->num_rows;
-    error = seq_new_tree(&share->tree, batch);
-    if (error == NULL && !share_value(&share->tree, &share->tree.root, &batch->tree.root, batch, first_row, rows_here)) {
-      seq_release_tree(&share->tree);
-      error = seq_out_of_memory();
-    }
+    part rows_of_it = {batch, first_row, rows_here};
+    error = seq_map_tree(&batch->tree.root, view_part, &rows_of_it, &share->tree);
     if (error != NULL) {
       while (i-- > 0) seq_release_tree(&shares[i].tree);
       return error;

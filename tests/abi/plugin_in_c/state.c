@@ -112,7 +112,7 @@ stg_error* seq_export_state(stg_strategy* self, const stg_call* call, uint64_t f
     return seq_error(STG_UNIMPLEMENTED, "export_state: flags %" PRIu64 "; known is 1", flags);
   stg_error* error = seq_enter(self, SEQ_export_state, call, &time);
   if (error != NULL) return error;
-  error = seq_new_tree(&tree, NULL);
+  error = seq_new_tree(&tree);
   if (error == NULL && (error = export_to(self, &tree)) != NULL) seq_release_tree(&tree);
   if (error == NULL) *out = tree;
   return seq_leave(self, error);
@@ -155,7 +155,7 @@ static void note_text(report* to, int list, const char* what) {
 static stg_error* new_report(report* out) {
   static const char* const keys[] = {"missing", "unexpected", "unknown_keys"};
   memset(out, 0, sizeof *out);
-  stg_error* error = seq_new_tree(&out->tree, NULL);
+  stg_error* error = seq_new_tree(&out->tree);
   if (error != NULL) return error;
   out->lists = add_dict(&out->tree, &out->tree.root, NUM_LISTS);
   if (out->lists == NULL) {

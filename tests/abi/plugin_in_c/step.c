@@ -27,14 +27,15 @@ static stg_error* split_by_model(stg_strategy* self, const seq_batch* batch, for
       self->model->split(self->model->self, self->replicas[0].handle, &batch->tree, self->num_devices, trees, &num_filled);
   if (error != NULL) error = seq_replica_error(error, "split", 0, self->replicas[0].device);
   if (error == NULL && (num_filled < 1 || num_filled > self->num_devices)) {
-    error = seq_error(STG_INTERNAL, "the model split the batch into %" PRIu64 " shares for %" PRIu64 " devices", num_filled,
-                      self->num_devices);
-    num_filled = 0;
+    error = seq_error(STG_INVALID_ARGUMENT, "the model's split filled %" PRIu64 " shares; 1 to %" PRIu64 " are possible",
+                      num_filled, self->num_devices);
   }
-  for (uint64_t i = 0; i < num_filled; ++i) {
-    state->shares[i].tree = trees[i];
-    state->num_shares = i + 1;
+  /* All that it gave is owned before any of it is looked at. */
+  for (uint64_t i = 0; i < self->num_devices; ++i) state->shares[i].tree = trees[i];
+  state->num_shares = error == NULL ? num_filled : 0;
+  for (uint64_t i = 0; i < state->num_shares; ++i) {
     state->shares[i].num_rows = -1;
+    if (error == NULL) error = seq_check_tree(&trees[i].root, "share");
     if (error == NULL) error = seq_count_rows(&trees[i].root, &state->shares[i].num_rows);
   }
   free(trees);
@@ -157,7 +158,7 @@ stg_error* seq_forward(stg_strategy* self, const stg_call* call, const seq_step*
     error = seq_out_of_memory();
   } else {
     error = run(self, call, step, batch, &state, outputs);
-    for (uint64_t i = 0; i < state.num_shares; ++i) {
+    for (uint64_t i = 0; i < self->num_devices; ++i) {
       seq_release_tree(&state.shares[i].tree);
       seq_release_tree(&state.outputs[i]);
     }

@@ -18,7 +18,6 @@ typedef struct block {
 
 typedef struct arena {
   block* blocks;
-  seq_batch* batch; /* what strings and tensors of a share point into; null for others */
 } arena;
 
 /* ---- making and releasing ---- */
@@ -59,16 +58,13 @@ static void release_own_tree(stg_tree* self) {
     free(owner->blocks);
     owner->blocks = next;
   }
-  seq_drop_batch(owner->batch);
   free(owner);
   memset(self, 0, sizeof *self);
 }
 
-stg_error* seq_new_tree(stg_tree* out, seq_batch* batch) {
+stg_error* seq_new_tree(stg_tree* out) {
   arena* owner = calloc(1, sizeof *owner);
   if (owner == NULL) return seq_out_of_memory();
-  if (batch != NULL) seq_hold_batch(batch);
-  owner->batch = batch;
   memset(out, 0, sizeof *out);
   out->release = release_own_tree;
   out->owner = owner;
@@ -108,6 +104,10 @@ const char* seq_path_text(const seq_path* path, char* text, uint64_t capacity_by
   return text;
 }
 
+int seq_same_text(stg_string a, stg_string b) {
+  return a.size_bytes == b.size_bytes && (a.size_bytes == 0 || memcmp(a.data, b.data, a.size_bytes) == 0);
+}
+
 /* ---- checking what came in ---- */
 
 typedef struct check {
@@ -127,6 +127,7 @@ static void check_value(check* state, const stg_value* value, const seq_path* pa
   if (++state->num_nodes > STG_MAX_TREE_NODES) complain(state, path, "the node number 1048577; a tree can have 1048576");
   if (value->type > STG_OPAQUE) complain(state, path, "an unknown type of value");
   if (state->error != NULL) return;
+  if (value->type == STG_BOOL && value->as.i64 != 0 && value->as.i64 != 1) complain(state, path, "a bool that is not 0 or 1");
   if (value->type == STG_TENSOR && seq_tensor_fault(value->as.tensor) != NULL) {
     complain(state, path, seq_tensor_fault(value->as.tensor));
   }
@@ -144,6 +145,9 @@ static void check_value(check* state, const stg_value* value, const seq_path* pa
   for (uint32_t i = 0; value->type == STG_DICT && i < value->count && state->error == NULL; ++i) {
     const seq_path child = {path, value->as.entries[i].key, i};
     if (child.key.data == NULL && child.key.size_bytes > 0) complain(state, path, "a key without text");
+    for (uint32_t before = 0; before < i && state->error == NULL; ++before) {
+      if (seq_same_text(value->as.entries[before].key, child.key)) complain(state, &child, "a key that is there twice");
+    }
     check_value(state, &value->as.entries[i].value, &child, depth + 1);
   }
   for (uint32_t i = 0; (value->type == STG_LIST || value->type == STG_TUPLE) && i < value->count && state->error == NULL; ++i) {
@@ -152,22 +156,27 @@ static void check_value(check* state, const stg_value* value, const seq_path* pa
   }
 }
 
+stg_error* seq_check_tree(const stg_value* root, const char* name) {
+  const seq_path path = {NULL, {NULL, 0}, 0};
+  check state = {name, 0, NULL};
+  check_value(&state, root, &path, 1);
+  return state.error;
+}
+
 stg_error* seq_take_batch(stg_tree* tree, const char* name, seq_batch** out) {
   if (tree == NULL) return seq_error(STG_INVALID_ARGUMENT, "%s is null", name);
   stg_tree taken = *tree;
   const int is_moved = taken.release != NULL;
   if (is_moved) memset(tree, 0, sizeof *tree);
 
-  const seq_path root = {NULL, {NULL, 0}, 0};
-  check state = {name, 0, NULL};
-  check_value(&state, &taken.root, &root, 1);
-  seq_batch* batch = state.error == NULL ? calloc(1, sizeof *batch) : NULL;
-  if (state.error == NULL && batch == NULL) state.error = seq_out_of_memory();
-  if (state.error == NULL && !is_moved) state.error = seq_copy_tree(&taken.root, &batch->tree);
-  if (state.error != NULL) {
+  stg_error* error = seq_check_tree(&taken.root, name);
+  seq_batch* batch = error == NULL ? calloc(1, sizeof *batch) : NULL;
+  if (error == NULL && batch == NULL) error = seq_out_of_memory();
+  if (error == NULL && !is_moved) error = seq_copy_tree(&taken.root, &batch->tree);
+  if (error != NULL) {
     free(batch);
     if (is_moved) seq_release_tree(&taken);
-    return state.error;
+    return error;
   }
   if (is_moved) batch->tree = taken;
   batch->references = 1;
@@ -177,9 +186,10 @@ stg_error* seq_take_batch(stg_tree* tree, const char* name, seq_batch** out) {
 
 /* ---- copying ---- */
 
-static int copy_value(stg_tree* tree, stg_value* to, const stg_value* from) {
+/* Text and structure are the copy's own; tensors are what `make` gives for each. */
+static int copy_value(stg_tree* tree, stg_value* to, const stg_value* from, seq_make_tensor make, void* context) {
   if (from->type == STG_TENSOR) {
-    to->as.tensor = seq_copy_tensor(&from->as.tensor->view);
+    to->as.tensor = make(from->as.tensor, context);
     if (to->as.tensor == NULL) return 0;
   } else if (from->type == STG_OPAQUE) {
     to->as.opaque = from->as.opaque;
@@ -192,7 +202,7 @@ static int copy_value(stg_tree* tree, stg_value* to, const stg_value* from) {
     to->type = from->type;
     to->count = from->count;
     for (uint32_t at = 0; at < to->count; ++at) {
-      if (!copy_value(tree, &to->as.items[at], &from->as.items[at])) return 0;
+      if (!copy_value(tree, &to->as.items[at], &from->as.items[at], make, context)) return 0;
     }
   } else if (from->type == STG_DICT) {
     to->as.entries = seq_tree_alloc(tree, from->count * sizeof(stg_entry));
@@ -206,7 +216,7 @@ static int copy_value(stg_tree* tree, stg_value* to, const stg_value* from) {
       if (!seq_tree_text(tree, &key, entry->key.data, entry->key.size_bytes)) return 0;
       copy->key.data = key.as.utf8;
       copy->key.size_bytes = key.count;
-      if (!copy_value(tree, &copy->value, &entry->value)) return 0;
+      if (!copy_value(tree, &copy->value, &entry->value, make, context)) return 0;
     }
   } else {
     to->as = from->as;
@@ -216,19 +226,22 @@ static int copy_value(stg_tree* tree, stg_value* to, const stg_value* from) {
   return 1;
 }
 
-stg_error* seq_copy_tree(const stg_value* root, stg_tree* out) {
-  stg_error* error = seq_new_tree(out, NULL);
+stg_error* seq_map_tree(const stg_value* root, seq_make_tensor make, void* context, stg_tree* out) {
+  stg_error* error = seq_new_tree(out);
   if (error != NULL) return error;
-  if (copy_value(out, &out->root, root)) return NULL;
+  if (copy_value(out, &out->root, root, make, context)) return NULL;
   seq_release_tree(out);
   return seq_out_of_memory();
 }
 
-/* ---- finding ---- */
-
-int seq_same_text(stg_string a, stg_string b) {
-  return a.size_bytes == b.size_bytes && (a.size_bytes == 0 || memcmp(a.data, b.data, a.size_bytes) == 0);
+static stg_tensor* copy_tensor(const stg_tensor* from, void* context) {
+  (void)context;
+  return seq_copy_tensor(&from->view);
 }
+
+stg_error* seq_copy_tree(const stg_value* root, stg_tree* out) { return seq_map_tree(root, copy_tensor, NULL, out); }
+
+/* ---- finding ---- */
 
 const stg_value* seq_find(const stg_value* dict, const char* key) {
   const stg_string wanted = {key, strlen(key)};

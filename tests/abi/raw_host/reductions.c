@@ -289,6 +289,47 @@ static void moved_sets_are_released_once(void) {
   end();
 }
 
+/* Of sets that are moved in, one that can't be read stays the caller's; those on both sides of it are consumed. */
+static void a_bad_set_leaves_no_other_behind(void) {
+  if (!begin(1)) return;
+  for (uint64_t bad = 0; bad < all->num_sets; ++bad) {
+    struct {
+      stg_gradient_set set;
+      uint64_t later;
+    } newer;
+    for (uint64_t i = 0; i < all->num_sets; ++i) all->of[i].release = count_release;
+    all->of[bad].struct_size = STG_GRADIENT_SET_MIN_SIZE - 8;
+    num_released = 0;
+    FAILS(reduce(strategy, all, STG_REDUCE_MEAN), STG_INVALID_ARGUMENT, NULL);
+    CHECK_THAT(num_released == (int)all->num_sets - 1, "%d of %d sets are released", num_released, (int)all->num_sets - 1);
+    all->of[bad].struct_size = sizeof *all->of;
+    memset(&newer, 0, sizeof newer);
+    newer.set = all->of[bad];
+    newer.set.struct_size = sizeof newer;
+    newer.later = 1;
+    all->pointers[bad] = &newer.set;
+    num_released = 0;
+    FAILS(reduce(strategy, all, STG_REDUCE_MEAN), STG_UNIMPLEMENTED, "80");
+    CHECK_THAT(num_released == (int)all->num_sets - 1, "%d of %d sets are released", num_released, (int)all->num_sets - 1);
+    all->pointers[bad] = &all->of[bad];
+  }
+  check_untouched();
+  end();
+}
+
+static void streams_of_sets_are_checked(void) {
+  if (!begin(1)) return;
+  all->of[0].stream.kind = 77;
+  FAILS(reduce(strategy, all, STG_REDUCE_MEAN), STG_INVALID_ARGUMENT, "77");
+  all->of[0].stream.kind = 0;
+  all->of[0].stream.reserved = 1;
+  FAILS(reduce(strategy, all, STG_REDUCE_MEAN), STG_INVALID_ARGUMENT, "reserved");
+  all->of[0].stream.reserved = 0;
+  check_untouched();
+  SUCCEEDS(reduce(strategy, all, STG_REDUCE_MEAN));
+  end();
+}
+
 static void only_modelless_instances_reduce(void) {
   if (!begin(1)) return;
   SUCCEEDS(the_host.api->teardown(strategy, NULL));
@@ -313,6 +354,8 @@ static const test tests[] = {
     {"sets that don't match the devices or each other are refused, and the next call works", mismatched_sets_are_refused},
     {"the size of each set is checked", sizes_of_sets_are_checked},
     {"sets that are moved in are released once, on an error too", moved_sets_are_released_once},
+    {"a set that can't be read leaves no other one behind", a_bad_set_leaves_no_other_behind},
+    {"a set's stream of an unknown kind, or with its reserved field set, is refused", streams_of_sets_are_checked},
     {"reduce_gradients is legal without a model only", only_modelless_instances_reduce},
 };
 

@@ -13,6 +13,8 @@ extern const test struct_tests[];
 extern const uint64_t num_struct_tests;
 extern const test state_tests[];
 extern const uint64_t num_state_tests;
+extern const test value_tests[];
+extern const uint64_t num_value_tests;
 extern const test object_tests[];
 extern const uint64_t num_object_tests;
 

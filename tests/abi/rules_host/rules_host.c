@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   failed += run_tests(struct_tests, num_struct_tests);
   failed += run_tests(state_tests, num_state_tests);
   failed += run_tests(object_tests, num_object_tests);
+  failed += run_tests(value_tests, num_value_tests);
   static const test last[] = {{"the program ends well with a live instance (see the exit status)", training_goes_on_at_exit}};
   failed += run_tests(last, 1);
   return failed > 0;

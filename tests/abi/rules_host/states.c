@@ -269,6 +269,10 @@ static void run_child(session* s) {
   status.struct_size = sizeof status;
   stg_error* error = the_host.api->status(s->strategy, &status);
   if (error == NULL || error->code != STG_FAILED_PRECONDITION) _exit(10);
+  const stg_create_args args = {sizeof args, {NULL, 0}, NULL, 0};
+  stg_strategy* made = NULL;
+  error = the_host.api->create(&args, &made);
+  if (error == NULL || error->code != STG_FAILED_PRECONDITION || made != NULL) _exit(12);
   make_batch(&b, 4, 1);
   stg_tree tree = batch_tree(&b, 0);
   stg_step_result result;
@@ -295,6 +299,6 @@ static void a_fork_is_refused(void) {
 
 const test state_tests[] = {
     {"every function in every state is legal or refused as states.h says", every_function_in_every_state},
-    {"the child of a fork gets failed_precondition, and the parent goes on", a_fork_is_refused},
+    {"the child of a fork gets failed_precondition, from create too, and the parent goes on", a_fork_is_refused},
 };
 const uint64_t num_state_tests = sizeof state_tests / sizeof *state_tests;
