@@ -11,11 +11,11 @@
 
 /* ---- the model's own error ---- */
 
-static void check_origin(stg_error* error, const mlp* model) {
+static void check_origin(stg_error* error, const void* maker) {
   if (!CHECK(error != NULL)) return;
   const stg_error* last = error;
   while (last->cause != NULL) last = last->cause;
-  CHECK_THAT(last != error && last->owner == model, "the last cause is the object that the model made, by its owner");
+  CHECK_THAT(last != error && last->owner == maker, "the last cause is the object that its maker made, by its owner");
   CHECK_THAT(error->flags == (STG_ERROR_INSTANCE_USABLE | STG_ERROR_RETRYABLE), "the flags are usable and retryable, not %u",
              error->flags);
   error->release(error);
@@ -38,6 +38,78 @@ static void errors_of_the_model_are_causes(void) {
   status.struct_size = sizeof status;
   SUCCEEDS(the_host.api->status(s.strategy, &status));
   CHECK_THAT(status.state == STG_STATE_FIT, "the instance is not draining: state %u", status.state);
+  SUCCEEDS(train_on(&s, &b, LR));
+  close_session(&s);
+}
+
+/* ---- a storage's own error ---- */
+
+static int64_t num_storage_errors;
+
+static void release_storage_error(stg_error* self) {
+  (void)self;
+  --num_storage_errors;
+}
+
+static stg_error* begin_nothing(void* self, stg_string path, void** transaction) {
+  static const char text[] = "the tape is full";
+  static stg_error error;
+  (void)path;
+  (void)transaction;
+  memset(&error, 0, sizeof error);
+  error.code = STG_RESOURCE_EXHAUSTED;
+  error.flags = STG_ERROR_INSTANCE_DRAINING | STG_ERROR_RETRYABLE;
+  error.replica = error.rank = error.device.index = -1;
+  error.message.data = text;
+  error.message.size_bytes = sizeof text - 1;
+  error.release = release_storage_error;
+  error.owner = self;
+  ++num_storage_errors;
+  return &error;
+}
+
+static stg_error* commit_nothing(void* self, void* transaction) {
+  (void)self;
+  (void)transaction;
+  return NULL;
+}
+
+static void roll_nothing_back(void* self, void* transaction) {
+  (void)self;
+  (void)transaction;
+}
+
+static void errors_of_the_storage_are_causes(void) {
+  session s;
+  batch b;
+  stg_storage storage;
+  stg_host services;
+  stg_checkpoint_args args;
+  memset(&storage, 0, sizeof storage);
+  memset(&services, 0, sizeof services);
+  memset(&args, 0, sizeof args);
+  storage.struct_size = sizeof storage;
+  storage.self = &storage;
+  storage.begin = begin_nothing;
+  storage.commit = commit_nothing;
+  storage.rollback = roll_nothing_back;
+  services.struct_size = sizeof services;
+  services.storage = &storage;
+  args.struct_size = sizeof args;
+  args.path.data = "last";
+  args.path.size_bytes = 4;
+  new_mlp(&s.model, 1);
+  s.strategy = make_strategy(1, 0, &services);
+  if (s.strategy == NULL || !SUCCEEDS(set_up(&s, STG_STAGE_FIT, NULL))) return;
+  stg_error* error = the_host.api->save(s.strategy, NULL, &args);
+  if (error != NULL && error->code == STG_UNIMPLEMENTED) {
+    error->release(error); /* a strategy may have no checkpoints */
+  } else {
+    if (error != NULL) CHECK(text_has(error->message, "the tape is full"));
+    check_origin(error, &storage);
+  }
+  CHECK_THAT(num_storage_errors == 0, "the storage's error is released once: %d are left", (int)num_storage_errors);
+  make_batch(&b, 6, 1);
   SUCCEEDS(train_on(&s, &b, LR));
   close_session(&s);
 }
@@ -256,6 +328,7 @@ static void states_outlive_the_model_on_any_thread(void) {
 const test callback_tests[] = {
     {"an error that the model made is the last cause, the same object, and only RETRYABLE of its flags is handed on",
      errors_of_the_model_are_causes},
+    {"so is an error that the host's storage made", errors_of_the_storage_are_causes},
     {"an abort from inside replicate ends setup as aborted, and the instance is draining", an_abort_in_setup},
     {"an abort from inside destroy_replica ends teardown as aborted, and the instance is draining", an_abort_in_teardown},
     {"a destroy from inside a step, on whatever thread, does nothing", a_destroy_from_inside_is_ignored},
