@@ -237,13 +237,11 @@ std::optional<std::string> tensor_fault(const stg_tensor& tensor) {
   if (tensor.dlpack_major != STG_DLPACK_MAJOR) {
     return concat("a tensor of DLPack ", tensor.dlpack_major, ".", tensor.dlpack_minor, "; this ABI takes 1.x");
   }
-  if (view.num_dims < 0 || view.num_dims > 64)
-    return concat("", view.num_dims, " dimensions; 0 to 64 are possible");
-  if (view.num_dims > 0 && view.shape == nullptr)
-    return concat("a null shape with ", view.num_dims, " dimensions");
+  if (view.num_dims < 0 || view.num_dims > 64) return concat("", view.num_dims, " dimensions; 0 to 64 are possible");
+  if (view.num_dims > 0 && view.shape == nullptr) return concat("a null shape with ", view.num_dims, " dimensions");
   if (!is_known(view.dtype)) {
     return concat("elements of type ", dtype_name(view.dtype),
-                           "; known are bool, (u)int8 to 64, float16/32/64, bfloat16 and complex32/64/128");
+                  "; known are bool, (u)int8 to 64, float16/32/64, bfloat16 and complex32/64/128");
   }
   for (int64_t size : shape_of(view)) {
     if (size < 0) return concat("the shape ", shape_text(view), " has a negative size");

@@ -167,8 +167,8 @@ void ReplicaSlot::collect(uint64_t index, TensorPtr gradient, std::vector<bool>&
   const stg_tensor_view& view = gradient->view;
   if (!same_dtype(view.dtype, info.dtype) || shape_of(view).size() != info.shape.size() ||
       !std::equal(info.shape.begin(), info.shape.end(), view.shape)) {
-    throw invalid_argument("the gradient of ", info.names[0], " is ", dtype_name(view.dtype), " ", shape_text(view), "; the parameter is ",
-                           dtype_name(info.dtype), " ", shape_text(parameters[index]->view));
+    throw invalid_argument("the gradient of ", info.names[0], " is ", dtype_name(view.dtype), " ", shape_text(view),
+                           "; the parameter is ", dtype_name(info.dtype), " ", shape_text(parameters[index]->view));
   }
   check_in_host_memory(view, "the gradient of ", info.names[0]);
   incoming[index] = std::move(gradient);

@@ -152,7 +152,8 @@ TEST_CASE("What the example strategy doesn't have it refuses in words, and chang
        {std::pair{R"({"devices": 2})", "/devices"}, std::pair{R"({"devices": "auto"})", "/devices"},
         std::pair{R"({"accelerator": "cuda"})", "/accelerator"}, std::pair{R"({"precision": "64-true"})", "/precision"},
         std::pair{R"({"optimizer": {"name": "adam", "lr": 1}})", "/optimizer"},
-        std::pair{R"({"optimizer": {"name": "sgd", "momentum": 0.9}})", "/optimizer"}, std::pair{R"({"optimizer": 3})", "/optimizer"}}) {
+        std::pair{R"({"optimizer": {"name": "sgd", "momentum": 0.9}})", "/optimizer"},
+        std::pair{R"({"optimizer": 3})", "/optimizer"}}) {
     CHECK_THAT(refusal([&] { create(config); }), Contains("UNIMPLEMENTED") && Contains(place));
   }
   ToyModel model;

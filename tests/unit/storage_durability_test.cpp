@@ -25,15 +25,11 @@ namespace {
 
 // --- in which order
 
-const std::map<uint64_t, std::string> watched{{SYS_fsync, "sync"},
-                                              {SYS_fdatasync, "sync"},
+const std::map<uint64_t, std::string> watched{{SYS_fsync, "sync"},      {SYS_fdatasync, "sync"},
 #ifdef SYS_rename
-                                              {SYS_rename, "rename"},
-                                              {SYS_mkdir, "mkdir"},
+                                              {SYS_rename, "rename"},   {SYS_mkdir, "mkdir"},
 #endif
-                                              {SYS_renameat, "rename"},
-                                              {SYS_renameat2, "rename"},
-                                              {SYS_mkdirat, "mkdir"}};
+                                              {SYS_renameat, "rename"}, {SYS_renameat2, "rename"}, {SYS_mkdirat, "mkdir"}};
 
 // The file or folder behind the child's descriptor, below `root`; a temporary's number is left out.
 std::string name_of(pid_t child, uint64_t descriptor, const fs::path& root) {

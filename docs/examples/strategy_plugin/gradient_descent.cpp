@@ -9,7 +9,9 @@ using namespace stratagem;
 class GradientDescent : public Strategy {
  public:
   static StrategyInfo info() {
-    return {"one replica on the cpu, plain gradient descent", R"({"type": "object", "additionalProperties": false})", {STG_DEVICE_CPU}};
+    return {"one replica on the cpu, plain gradient descent",
+            R"({"type": "object", "additionalProperties": false})",
+            {STG_DEVICE_CPU}};
   }
 
   explicit GradientDescent(const CreateArgs& args) : seed_(args.config.value("seed", uint64_t{0})) {
@@ -34,7 +36,8 @@ class GradientDescent : public Strategy {
     const stg_model_description made = replica.describe();
     for (uint64_t i = 0; i < made.num_parameters; ++i) {
       const stg_tensor_view& weight = made.parameters[i]->tensor->view;
-      if ((made.parameters[i]->flags & STG_PARAMETER_PINNED) == 0 || !same_dtype(weight.dtype, float32) || !is_contiguous(weight)) {
+      if ((made.parameters[i]->flags & STG_PARAMETER_PINNED) == 0 || !same_dtype(weight.dtype, float32) ||
+          !is_contiguous(weight)) {
         throw unimplemented("parameter ", i, " is no row-major float32 tensor that may be written in place");
       }
     }
@@ -71,7 +74,8 @@ class GradientDescent : public Strategy {
     const stg_model_description model = replica_.describe();
     std::vector<TensorPtr> gradients(model.num_parameters);
     replica_.backward(std::move(graph_), 1.0, [&](uint64_t index, TensorPtr gradient) {
-      if (index >= gradients.size()) throw invalid_argument("gradient ", index, "; the model has ", gradients.size(), " parameters");
+      if (index >= gradients.size())
+        throw invalid_argument("gradient ", index, "; the model has ", gradients.size(), " parameters");
       const stg_tensor_view& weight = model.parameters[index]->tensor->view;
       if (gradient && numel(gradient->view) != numel(weight)) {
         throw invalid_argument("gradient ", index, " is ", shape_text(gradient->view), ", its parameter ", shape_text(weight));

@@ -271,7 +271,8 @@ static void a_transfer_of_the_models_own(void) {
     args.dataloader_index = index;
     result.struct_size = sizeof result;
     if (SUCCEEDS(the_host.api->validation_step(s.strategy, NULL, &args, &result))) release_tree(&result.outputs);
-    CHECK_THAT(s.model.dataloader_index == index, "transfer is told dataloader %d, not %d", (int)index, (int)s.model.dataloader_index);
+    CHECK_THAT(s.model.dataloader_index == index, "transfer is told dataloader %d, not %d", (int)index,
+               (int)s.model.dataloader_index);
   }
   SUCCEEDS(train_on(&s, &b, LR));
   close_session(&s);

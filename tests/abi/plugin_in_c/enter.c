@@ -47,7 +47,8 @@ void seq_watch_forks(void) {
 
 stg_error* seq_check_process(void) {
   if (!__atomic_load_n(&is_forked, __ATOMIC_RELAXED)) return NULL;
-  return seq_error(STG_FAILED_PRECONDITION, "this process is a child of fork; create an instance in a process that was started anew");
+  return seq_error(STG_FAILED_PRECONDITION,
+                   "this process is a child of fork; create an instance in a process that was started anew");
 }
 
 stg_error* seq_check_alive(const stg_strategy* self) {

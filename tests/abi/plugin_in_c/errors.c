@@ -66,7 +66,7 @@ stg_error* seq_replica_error(stg_error* cause, const char* what, int32_t replica
   const int shown_bytes = cause->message.size_bytes > 4096 ? 4096 : (int)cause->message.size_bytes;
   stg_error* error = seq_error(cause->code, "%s failed on replica %d (cpu:%d): %.*s", what, (int)replica, (int)device.index,
                                shown_bytes, cause->message.data == NULL ? "" : cause->message.data);
-  if (error == &out_of_memory) return cause; /* less said, nothing lost */
+  if (error == &out_of_memory) return cause;          /* less said, nothing lost */
   error->flags |= cause->flags & STG_ERROR_RETRYABLE; /* the rest of them is about somebody else's instance */
   error->replica = replica;
   error->device = device;

@@ -175,7 +175,7 @@ typedef enum seq_function { STG_STRATEGY_FUNCTIONS(SEQ_NUMBER) SEQ_NUM_FUNCTIONS
 stg_error* seq_enter(stg_strategy* self, seq_function function, const stg_call* call, stg_call* call_out);
 stg_error* seq_leave(stg_strategy* self, stg_error* error);
 stg_error* seq_check_alive(const stg_strategy* self); /* for queries: null instance, fork */
-stg_error* seq_check_process(void); /* of the same, what create needs */
+stg_error* seq_check_process(void);                   /* of the same, what create needs */
 stg_error* seq_check_stream(const stg_stream* stream, const char* of, uint64_t index);
 /* Between two callbacks: aborted, cancelled, or past the deadline? `before` says what would have come next. */
 stg_error* seq_check_time(stg_strategy* self, const stg_call* call, const char* before, int32_t replica);

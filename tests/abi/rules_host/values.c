@@ -23,9 +23,7 @@ static stg_error* give_broadcast(given* g) { return the_host.api->broadcast(g->s
 static stg_error* give_all_gather(given* g) { return the_host.api->all_gather(g->s->strategy, NULL, g->tree, &g->out); }
 static stg_error* give_reduce(given* g) { return the_host.api->reduce(g->s->strategy, NULL, g->tree, STG_REDUCE_MEAN, &g->out); }
 static stg_error* give_to_host(given* g) { return the_host.api->to_host(g->s->strategy, NULL, g->tree, &g->out); }
-static stg_error* give_to_device(given* g) {
-  return the_host.api->batch_to_device(g->s->strategy, NULL, &g->transfer, &g->out);
-}
+static stg_error* give_to_device(given* g) { return the_host.api->batch_to_device(g->s->strategy, NULL, &g->transfer, &g->out); }
 static stg_error* give_training(given* g) { return the_host.api->training_step(g->s->strategy, NULL, &g->step, &g->result); }
 static stg_error* give_train(given* g) { return the_host.api->train_batch(g->s->strategy, NULL, &g->step, &g->result, NULL); }
 static stg_error* give_validation(given* g) { return the_host.api->validation_step(g->s->strategy, NULL, &g->step, &g->result); }
@@ -36,9 +34,9 @@ static const struct {
   const char* name;
   stg_error* (*give)(given* g);
 } takers[] = {
-    {"broadcast", give_broadcast},          {"all_gather", give_all_gather},   {"reduce", give_reduce},
-    {"to_host", give_to_host},              {"batch_to_device", give_to_device}, {"training_step", give_training},
-    {"train_batch", give_train},            {"validation_step", give_validation}, {"test_step", give_test},
+    {"broadcast", give_broadcast},  {"all_gather", give_all_gather},      {"reduce", give_reduce},
+    {"to_host", give_to_host},      {"batch_to_device", give_to_device},  {"training_step", give_training},
+    {"train_batch", give_train},    {"validation_step", give_validation}, {"test_step", give_test},
     {"predict_step", give_predict},
 };
 
@@ -63,7 +61,8 @@ static void check_refused_by_all(session* s, stg_tree* tree, const char* part) {
     }
     /* A function that a strategy lacks knows nothing of its argument. */
     const int is_absent = error->code == STG_UNIMPLEMENTED && text_has(error->message, takers[i].name);
-    CHECK_THAT(error->code == STG_INVALID_ARGUMENT || error->code == STG_UNIMPLEMENTED, "%s: code %u", takers[i].name, error->code);
+    CHECK_THAT(error->code == STG_INVALID_ARGUMENT || error->code == STG_UNIMPLEMENTED, "%s: code %u", takers[i].name,
+               error->code);
     CHECK_THAT(is_absent || text_has(error->message, part), "%s says %s: %.*s", takers[i].name, part,
                (int)error->message.size_bytes, error->message.data);
     error->release(error);
