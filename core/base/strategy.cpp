@@ -61,7 +61,9 @@ StepResult Strategy::train_batch(const Call& call, StepArgs args, UpdateResult& 
 void Strategy::zero_grad(const Call&) { missing("zero_grad"); }
 Tree Strategy::gradients(const Call&) { missing("gradients"); }
 void Strategy::parameters_changed(const Call&) { missing("parameters_changed"); }
-StepResult Strategy::evaluation_step(const Call&, StepArgs, uint32_t) { missing("evaluation step"); }
+StepResult Strategy::evaluation_step(const Call&, StepArgs, uint32_t stage) {
+  missing(stage == STG_STAGE_VALIDATE ? "validation_step" : stage == STG_STAGE_TEST ? "test_step" : "predict_step");
+}
 void Strategy::reduce_gradients(const Call&, const std::vector<stg_gradient_set*>&, uint64_t) { missing("reduce_gradients"); }
 Tree Strategy::export_state(const Call&, uint64_t) { missing("export_state"); }
 ImportReport Strategy::import_state(const Call&, Tree, uint64_t) { missing("import_state"); }

@@ -84,9 +84,9 @@ void set_up(stg_strategy* self, const ToyModel& model, stg_tree* state = nullptr
   check(example().setup(self, nullptr, &args));
 }
 
-void train(stg_strategy* self, bool is_last = true, uint64_t clip = STG_CLIP_NONE) {
+void train(stg_strategy* self, bool is_last = true, uint64_t clip = STG_CLIP_NONE, int64_t num_rows = 4) {
   static float numbers[] = {1, 2, 3, 6};
-  stg_tree batch = make_tree(make_tensor(nullptr, numbers, float32, {4})).give();
+  stg_tree batch = make_tree(make_tensor(nullptr, numbers, float32, {num_rows})).give();
   stg_update_args update = sized<stg_update_args>();
   update.lr = 0.5;
   update.clip = clip;
@@ -97,7 +97,7 @@ void train(stg_strategy* self, bool is_last = true, uint64_t clip = STG_CLIP_NON
   if (is_last) args.update = &update;
   stg_step_result result = sized<stg_step_result>();
   check(example().train_batch(self, nullptr, &args, &result, nullptr));
-  CHECK(result.weights[0] == 4);
+  CHECK(result.weights[0] == static_cast<double>(num_rows));
   result.outputs.release(&result.outputs);
 }
 
@@ -166,11 +166,6 @@ TEST_CASE("What the example strategy doesn't have it refuses in words, and chang
   CHECK(model.weight == 0);
   example().teardown(self, nullptr);
   set_up(self, model);
-  train(self, false);
-  CHECK_THAT(refusal([&] { train(self, true); }), Contains("UNIMPLEMENTED") && Contains("micro-batch"));
-  CHECK(model.weight == 0);
-  example().teardown(self, nullptr);
-  set_up(self, model);
   model.gradient_index = 7;
   CHECK_THAT(refusal([&] { train(self); }), Contains("INVALID_ARGUMENT") && Contains("gradient 7") && Contains("1 parameters"));
   model.gradient_index = 0;
@@ -185,5 +180,15 @@ TEST_CASE("What the example strategy doesn't have it refuses in words, and chang
   model.parameter.flags = STG_PARAMETER_REQUIRES_GRAD;
   self = create();
   CHECK_THAT(refusal([&] { set_up(self, model); }), Contains("UNIMPLEMENTED") && Contains("parameter 0"));
+  example().destroy(self);
+}
+
+TEST_CASE("The example strategy adds micro-batches up, each by its rows") {
+  ToyModel model;
+  stg_strategy* self = create();
+  set_up(self, model);
+  train(self, false, STG_CLIP_NONE, 1);  // mean 1
+  train(self, true);                     // 4 rows, mean 3
+  CHECK(model.weight == Approx(-0.5 * (1 * 1 + 4 * 3) / 5));
   example().destroy(self);
 }

@@ -17,9 +17,15 @@ class GradientDescent : public Strategy {
   explicit GradientDescent(const CreateArgs& args) : seed_(args.config.value("seed", uint64_t{0})) {
     nlohmann::json config = args.config;
     if (config.contains("/optimizer/lr"_json_pointer)) config["optimizer"].erase("lr");  // comes with each update
-    const nlohmann::json only{{"accelerator", "cpu"}, {"devices", 1}, {"precision", "32-true"}, {"optimizer", {{"name", "sgd"}}}};
-    for (const auto& [key, value] : only.items()) {
-      if (config.value(key, value) != value) throw unimplemented("config at /", key, ": this strategy has only ", value.dump());
+    const nlohmann::json only{{"accelerator", "cpu"},
+                              {"devices", 1},
+                              {"precision", "32-true"},
+                              {"optimizer", {{"name", "sgd"}}},
+                              {"options", nlohmann::json::object()}};
+    for (const auto& [key, value] : config.items()) {
+      if (key == "seed" || key == "deterministic" || key == "threads") continue;  // one thread, always the same
+      if (!only.contains(key)) throw invalid_argument("config at /", key, ": unknown key");
+      if (value != only[key]) throw unimplemented("config at /", key, ": this strategy has only ", only[key].dump());
     }
   }
 
@@ -27,13 +33,14 @@ class GradientDescent : public Strategy {
 
   void setup(const Call&, Model model, Tree state, uint32_t) override {
     if (state.root().type != STG_NONE) throw unimplemented("this strategy can't begin from a state");
-    if (!model) throw unimplemented("this strategy needs a model");
+    if (!model) return;
     stg_replicate_args args{};
     args.device = devices_.front();
     args.num_replicas = 1;
     args.seed = seed_;
     Replica replica(std::move(model), args);
     const stg_model_description made = replica.describe();
+    if (made.loss_kind != STG_LOSS_MEAN) throw unimplemented("this strategy takes losses that are a mean over the rows");
     for (uint64_t i = 0; i < made.num_parameters; ++i) {
       const stg_tensor_view& weight = made.parameters[i]->tensor->view;
       if ((made.parameters[i]->flags & STG_PARAMETER_PINNED) == 0 || !same_dtype(weight.dtype, float32) ||
@@ -44,18 +51,23 @@ class GradientDescent : public Strategy {
     replica_ = std::move(replica);
   }
 
-  void teardown(const Call&) override {
-    graph_.reset();
-    gradients_.clear();
+  void teardown(const Call& call) override {
+    zero_grad(call);
     replica_ = {};
   }
 
+  void zero_grad(const Call&) override {
+    graph_.reset();
+    sums_.clear();
+    total_rows_ = 0;
+  }
+
   StepResult training_step(const Call&, StepArgs args) override {
-    if (!gradients_.empty()) throw unimplemented("this strategy takes one micro-batch for each update");
     if (args.batch.borrowed()) args.batch = copy_tree(args.batch.root());  // the graph reads it until backward
-    double rows = 1;
+    rows_ = 1;
     for_each_leaf(args.batch.root(), [&](const KeyPath&, stg_value& leaf) {
-      if (leaf.type == STG_TENSOR && leaf.as.tensor->view.num_dims > 0) rows = static_cast<double>(leaf.as.tensor->view.shape[0]);
+      if (leaf.type == STG_TENSOR && leaf.as.tensor->view.num_dims > 0)
+        rows_ = static_cast<double>(leaf.as.tensor->view.shape[0]);
     });
     replica_.set_mode(true);
     stg_step_context context{};
@@ -67,37 +79,41 @@ class GradientDescent : public Strategy {
     ModelStep step = replica_.step(context, std::move(args.batch));
     if (step.denominator.type != STG_NONE) throw unimplemented("this strategy takes no denominators");
     graph_ = std::move(step.graph);
-    return {std::move(step.outputs), {rows}};
+    return {std::move(step.outputs), {rows_}};
   }
 
+  // The loss is a mean over the rows: times their number, micro-batches of any size add up.
   void backward(const Call&, uint64_t) override {
     const stg_model_description model = replica_.describe();
-    std::vector<TensorPtr> gradients(model.num_parameters);
-    replica_.backward(std::move(graph_), 1.0, [&](uint64_t index, TensorPtr gradient) {
-      if (index >= gradients.size())
-        throw invalid_argument("gradient ", index, "; the model has ", gradients.size(), " parameters");
+    std::vector<std::vector<double>> sums = sums_;
+    sums.resize(model.num_parameters);
+    replica_.backward(std::move(graph_), rows_, [&](uint64_t index, TensorPtr gradient) {
+      if (index >= sums.size()) throw invalid_argument("gradient ", index, "; the model has ", sums.size(), " parameters");
+      if (!gradient) return;
       const stg_tensor_view& weight = model.parameters[index]->tensor->view;
-      if (gradient && numel(gradient->view) != numel(weight)) {
+      check_in_host_memory(gradient->view, "gradient ", index);
+      if (numel(gradient->view) != numel(weight)) {
         throw invalid_argument("gradient ", index, " is ", shape_text(gradient->view), ", its parameter ", shape_text(weight));
       }
-      gradients[index] = std::move(gradient);
+      sums[index].resize(static_cast<size_t>(numel(weight)));
+      for (size_t j = 0; j < sums[index].size(); ++j) sums[index][j] += read_element(gradient->view, static_cast<int64_t>(j));
     });
-    gradients_ = std::move(gradients);
+    sums_ = std::move(sums);
+    total_rows_ += rows_;
   }
 
-  UpdateResult optimizer_step(const Call&, const stg_update_args& update) override {
+  UpdateResult optimizer_step(const Call& call, const stg_update_args& update) override {
     if (update.clip != STG_CLIP_NONE) throw unimplemented("this strategy doesn't clip gradients");
-    if (gradients_.empty()) throw failed_precondition("optimizer_step without a backward since the last update");
+    if (total_rows_ == 0) throw failed_precondition("optimizer_step without a backward since the last update");
     const stg_model_description model = replica_.describe();
     for (uint64_t i = 0; i < model.num_parameters; ++i) {
-      const stg_tensor_view& weight = model.parameters[i]->tensor->view;
-      for (int64_t j = 0; gradients_[i] != nullptr && j < numel(weight); ++j) {
-        first_element<float>(weight)[j] -= static_cast<float>(update.lr * read_element(gradients_[i]->view, j));
-      }
+      float* weight = first_element<float>(model.parameters[i]->tensor->view);
+      for (size_t j = 0; j < sums_[i].size(); ++j) weight[j] -= static_cast<float>(update.lr * sums_[i][j] / total_rows_);
     }
-    gradients_.clear();
     UpdateResult result;
     result.outcome = STG_UPDATE_DONE;
+    result.total_weight = total_rows_;
+    zero_grad(call);
     return result;
   }
 
@@ -106,7 +122,9 @@ class GradientDescent : public Strategy {
   std::vector<stg_device> devices_{{STG_DEVICE_CPU, 0}};
   Replica replica_;
   GraphPtr graph_;
-  std::vector<TensorPtr> gradients_;  // empty: none since the last update
+  double rows_ = 1;                        // of the batch that the graph is of
+  std::vector<std::vector<double>> sums_;  // by parameter: rows x gradient, since the last update
+  double total_rows_ = 0;
 };
 
 STRATAGEM_STRATEGY_PLUGIN("gradient_descent", "1.0.0", GradientDescent);

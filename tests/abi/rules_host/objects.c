@@ -116,7 +116,6 @@ static void services_may_be_absent(void) {
     if (s.strategy == NULL) return;
     make_batch(&b, 5, 1);
     if (SUCCEEDS(set_up(&s, STG_STAGE_FIT, NULL))) SUCCEEDS(train_on(&s, &b, 0.1));
-    CHECK(num_service_references >= has_references);
     close_session(&s);
     CHECK_THAT(num_service_references == 0, "the host's table is released as often as retained: %d left",
                (int)num_service_references);
