@@ -103,6 +103,11 @@ TEST_CASE("A gzipped file is recognised by its content, whatever its name") {
   const Error cut = error_of([] { idx(gzipped(three_images).substr(0, 30)); });
   CHECK(cut.code == STG_DATA_LOSS);
   CHECK(cut.message == Contains{"damaged or truncated gzip file"});
+  CHECK(values(idx(gzipped(three_images.substr(0, 20)) + gzipped(three_images.substr(20)))->view) ==
+        values(idx(three_images)->view));
+  const Error behind = error_of([] { idx(gzipped(three_images) + "more"); });
+  CHECK(behind.code == STG_DATA_LOSS);
+  CHECK(behind.message == Contains{"something behind it"});
   std::string flipped = gzipped(three_images);
   flipped[flipped.size() - 6] = static_cast<char>(flipped[flipped.size() - 6] ^ 0x55);  // its checksum
   CHECK(error_of([&] { idx(flipped); }).message == Contains{"gzip"});

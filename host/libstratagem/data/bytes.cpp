@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <new>
 
 #include "base/error.hpp"
 
@@ -24,26 +25,62 @@ bool is_gzip(const std::filesystem::path& file) {
   return in.gcount() == sizeof magic && magic[0] == '\x1f' && magic[1] == '\x8b';
 }
 
-// zlib's gz functions read a plain file as it is, and tell the two apart by the content.
-ByteReader::ByteReader(const std::filesystem::path& file) : path_(file), file_(gzopen(file.c_str(), "rb")) {
-  if (file_ == nullptr)
-    throw invalid_argument("can't read ", file.string(), ": ", errno == 0 ? "out of memory" : std::strerror(errno));
-  gzbuffer(static_cast<gzFile>(file_), chunk_bytes / 4);
+// Not by zlib's gzread, which takes whatever follows a gzip stream for nothing.
+struct ByteReader::Stream {
+  std::ifstream in;
+  bool compressed = false;
+  bool within = false;  // a gzip stream has begun and not ended
+  std::vector<char> buffer = std::vector<char>(chunk_bytes / 4);
+  z_stream zlib{};
+};
+
+ByteReader::ByteReader(const std::filesystem::path& file) : path_(file), stream_(std::make_unique<Stream>()) {
+  stream_->in.open(file, std::ios::binary);
+  if (!stream_->in) throw invalid_argument("can't read ", file.string(), ": ", std::strerror(errno));
+  stream_->compressed = is_gzip(file);
+  constexpr int gzip_only = 16;
+  if (inflateInit2(&stream_->zlib, MAX_WBITS + gzip_only) != Z_OK) throw std::bad_alloc();
 }
 
-ByteReader::~ByteReader() { gzclose_r(static_cast<gzFile>(file_)); }
+ByteReader::~ByteReader() { inflateEnd(&stream_->zlib); }
+
+/// More of the file into the buffer. Returns whether there was any.
+bool ByteReader::fill() {
+  std::ifstream& in = stream_->in;
+  in.read(stream_->buffer.data(), static_cast<std::streamsize>(stream_->buffer.size()));
+  if (in.bad()) throw invalid_argument("can't read ", path_.string(), ": ", std::strerror(errno));
+  stream_->zlib.next_in = reinterpret_cast<Bytef*>(stream_->buffer.data());
+  stream_->zlib.avail_in = static_cast<unsigned>(in.gcount());
+  return in.gcount() != 0;
+}
+
+uint64_t ByteReader::inflate_some(void* into, unsigned size_bytes) {
+  z_stream& zlib = stream_->zlib;
+  zlib.next_out = static_cast<Bytef*>(into);
+  zlib.avail_out = size_bytes;
+  while (zlib.avail_out == size_bytes) {
+    if (zlib.avail_in == 0 && !fill()) {
+      if (stream_->within) throw data_loss(path_.string(), " is a damaged or truncated gzip file: it ends too early");
+      break;
+    }
+    stream_->within = true;
+    const int code = inflate(&zlib, Z_NO_FLUSH);
+    if (code == Z_STREAM_END) {
+      stream_->within = false;
+      inflateReset(&zlib);
+    } else if (code != Z_OK && code != Z_BUF_ERROR) {
+      throw data_loss(path_.string(), " is a damaged or truncated gzip file, or there is something behind it: ",
+                      zlib.msg == nullptr ? "out of memory" : zlib.msg);
+    }
+  }
+  return size_bytes - zlib.avail_out;
+}
 
 uint64_t ByteReader::read_some(void* into, unsigned size_bytes) {
-  auto* const file = static_cast<gzFile>(file_);
-  const int got = gzread(file, into, size_bytes);
-  int code = Z_OK;
-  const char* text = gzerror(file, &code);
-  // A stream that stops early is no error of gzread, only of gzerror.
-  if (got < 0 || code == Z_BUF_ERROR) {
-    if (code == Z_ERRNO) throw invalid_argument("can't read ", path_.string(), ": ", std::strerror(errno));
-    throw data_loss(path_.string(), " is a damaged or truncated gzip file: ", text);
-  }
-  return static_cast<uint64_t>(got);
+  if (stream_->compressed) return inflate_some(into, size_bytes);
+  stream_->in.read(static_cast<char*>(into), size_bytes);
+  if (stream_->in.bad()) throw invalid_argument("can't read ", path_.string(), ": ", std::strerror(errno));
+  return static_cast<uint64_t>(stream_->in.gcount());
 }
 
 std::vector<uint8_t> ByteReader::read(uint64_t size_bytes) {

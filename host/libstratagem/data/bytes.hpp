@@ -20,16 +20,20 @@ class ByteReader {
   ByteReader(const ByteReader&) = delete;
   ByteReader& operator=(const ByteReader&) = delete;
 
-  /// Up to `size_bytes` more bytes; fewer only at the end. Throws Error{DATA_LOSS} for a damaged or truncated gzip stream.
+  /// Up to `size_bytes` more bytes; fewer only at the end. Throws Error{DATA_LOSS} for a damaged or truncated gzip stream, and for
+  /// anything but another one behind it.
   std::vector<uint8_t> read(uint64_t size_bytes);
   /// How many bytes are left; reads and drops them.
   uint64_t skip_rest();
 
  private:
+  struct Stream;
   uint64_t read_some(void* into, unsigned size_bytes);
+  uint64_t inflate_some(void* into, unsigned size_bytes);
+  bool fill();
 
   std::filesystem::path path_;
-  void* file_;
+  std::unique_ptr<Stream> stream_;
 };
 
 }  // namespace stratagem
