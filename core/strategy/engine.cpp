@@ -21,6 +21,10 @@ Engine::Engine(const CreateArgs& args, Topology topology)
       gathers_outputs_(topology == Topology::data_parallel),
       on_caller_thread_(args.caller_thread_only) {
   initialise_torch();
+  if (options_.num_devices_given > options_.devices.size()) {
+    host_.warn(concat("devices: ", options_.num_devices_given, " given, single_device uses the first, ",
+                      device_name(options_.devices[0])));
+  }
 }
 
 Engine::~Engine() {

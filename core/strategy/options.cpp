@@ -137,9 +137,6 @@ std::vector<stg_device> read_devices(const Section& config, Topology topology) {
   }
   if (devices.size() > max_devices)
     throw invalid_argument("/devices lists ", devices.size(), " devices; at most ", max_devices, " are possible");
-  if (topology == Topology::single_device && devices.size() != 1) {
-    throw invalid_argument("/devices is ", given->dump(), "; single_device runs on one device, data_parallel on several");
-  }
   return devices;
 }
 
@@ -224,6 +221,8 @@ Options read_options(const json& config, Topology topology) {
                         {"accelerator", "devices", "precision", "optimizer", "seed", "deterministic", "threads", "options"});
   Options options;
   options.devices = read_devices(section, topology);
+  options.num_devices_given = options.devices.size();
+  if (topology == Topology::single_device) options.devices.resize(1);
   options.floating_dtype = read_precision(section);
   options.optimizer = read_optimizer(section.find("optimizer"));
   options.seed = section.count("seed", 0, 0, UINT64_MAX);

@@ -33,6 +33,7 @@ enum class Topology { single_device, data_parallel };
 
 struct Options {
   std::vector<stg_device> devices;  ///< the first is the root
+  size_t num_devices_given = 1;     ///< single_device uses the first of them
   stg_dtype floating_dtype{};       ///< of floating parameters, buffers and batch leaves; {0,0,0}: as they are
   std::optional<OptimizerOptions> optimizer;
   uint64_t seed = 0;

@@ -2,6 +2,7 @@
 //
 // docs/semantics.md, "Construction" and "The interface": configs, devices, setup and teardown.
 #include <filesystem>
+#include <map>
 #include <thread>
 
 #include "spec/instance.hpp"
@@ -57,6 +58,24 @@ TEST_CASE("devices may be a count or auto") {
   CHECK(device_indices(all).size() == std::max(1u, std::thread::hardware_concurrency()));
 }
 
+TEST_CASE("single_device given several devices runs on the first, and says so once") {
+  const auto model = linear_model();
+  for (const auto& [devices, root] : std::map<std::string, int32_t>{{"2", 0}, {"[3, 1]", 3}, {"[2]", 2}, {"1", 0}}) {
+    LoggingHost host;
+    Instance instance("single_device", R"({"optimizer": {"name": "sgd"}, "devices": )" + devices + "}", &host.table);
+    CHECK(device_indices(instance) == std::vector<int32_t>{root});
+    instance.setup(*model);
+    CHECK(instance.train(batch_of({1, 3})).weights == std::vector<double>{2});
+    CHECK(model->num_replicas == 1);
+    if (devices == "1" || devices == "[2]") {
+      CHECK(host.messages.empty());
+    } else {
+      REQUIRE(host.messages.size() == 1);
+      CHECK_THAT(host.messages[0], Catch::Contains("2 given") && Catch::Contains(concat("cpu:", root)));
+    }
+  }
+}
+
 TEST_CASE("every bad value of a config is an error that names its JSON pointer and what would be right") {
   using Catch::Contains;
   CHECK_THAT(refusal("data_parallel", R"({"devices": 0})"), Contains("/devices is 0"));
@@ -65,8 +84,7 @@ TEST_CASE("every bad value of a config is an error that names its JSON pointer a
   CHECK_THAT(refusal("data_parallel", R"({"devices": [0, 1, 0]})"), Contains("/devices/2") && Contains("twice"));
   CHECK_THAT(refusal("data_parallel", R"({"devices": [-1]})"), Contains("/devices/0"));
   CHECK_THAT(refusal("data_parallel", R"({"devices": 2.5})"), Contains("/devices"));
-  CHECK_THAT(refusal("single_device", R"({"devices": 2})"), Contains("/devices") && Contains("data_parallel"));
-  CHECK_THAT(refusal("single_device", R"({"devices": [0, 1]})"), Contains("/devices"));
+  CHECK_THAT(refusal("single_device", R"({"devices": [1, 1]})"), Contains("/devices/1") && Contains("twice"));
   CHECK_THAT(refusal("single_device", R"({"accelerator": "tpu"})"), Contains("/accelerator") && Contains("cpu"));
   CHECK_THAT(refusal("single_device", R"({"accelerator": "cuda"})", STG_UNIMPLEMENTED), Contains("/accelerator"));
   CHECK_THAT(refusal("single_device", R"({"precision": "32"})"), Contains("/precision") && Contains("32-true"));
