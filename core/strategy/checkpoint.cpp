@@ -47,6 +47,15 @@ Bytes from_hex(const std::string& text, const std::string& where) {
   return bytes;
 }
 
+// Of all of state.json but its own entry.
+std::string checksum_of_rest(json document) {
+  document.erase("checksum");
+  const std::string text = document.dump();
+  Checksum checksum;
+  checksum.add(text.data(), text.size());
+  return checksum.text();
+}
+
 // ---- save
 
 std::vector<NamedTensor> model_tensors(const stg_value& state) {
@@ -89,6 +98,10 @@ class Loader {
     const json& format = at(document_, "format", "");
     if (format != checkpoint_format)
       throw unimplemented(where_, " has the format ", format.dump(), "; this version reads ", checkpoint_format);
+    if (const std::string found = checksum_of_rest(document_); text_at(document_, "checksum", "") != found) {
+      throw data_loss(where_, ": its checksum is ", found, ", it says ", text_at(document_, "checksum", ""),
+                      "; the file is damaged");
+    }
     Dict state;
     state.emplace_back("format", int64_t{STG_STATE_FORMAT});
     state.emplace_back("model", read_model());
@@ -213,6 +226,7 @@ void save_checkpoint(const Tree& state, const Host& host, const std::string& pat
   document["generators"] = json::array();
   const stg_value& generators = *find(root, "generators");
   for (uint32_t i = 0; i < generators.count; ++i) document["generators"].push_back(to_hex(generators.as.items[i]));
+  document["checksum"] = checksum_of_rest(document);
   transaction.write(state_file, document.dump(2) + "\n");
   transaction.commit();
 }

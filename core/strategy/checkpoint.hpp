@@ -4,7 +4,7 @@
 //
 //   weights.safetensors     the model's parameters and persistent buffers, under their main names
 //   optimizer.safetensors   its state, as <parameter>.<slot>; absent without an optimizer
-//   state.json              everything else: aliases, optimizer name and step, generators, versions, the files' checksums, the host's JSON
+//   state.json              everything else: aliases, optimizer name and step, generators, versions, the files' checksums, its own, the host's JSON
 //
 // Written as a whole or not at all, on the local disk or into the host's own storage.
 #pragma once

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 
 #include "base/dlpack.hpp"
@@ -52,20 +53,28 @@ Value export_optimizer(const std::shared_ptr<Training>& training, bool copies) {
   return dict;
 }
 
+Bytes generator_state(const ReplicaSlot& slot) {
+  const stg_model& table = slot.model().model().table();
+  stg_tree out{};
+  check(table.get_generator_state(slot.model().model().self(), slot.model().get(), &out));
+  const Tree tree{out};
+  if (tree.root().type != STG_BYTES)
+    throw invalid_argument("the model's generator state is a ", type_name(tree.root().type), "; it must be bytes");
+  return Bytes{{tree.root().as.bytes, tree.root().as.bytes + tree.root().count}};
+}
+
+void set_generator_state(const ReplicaSlot& slot, const Bytes& state) {
+  const stg_model& table = slot.model().model().table();
+  check(table.set_generator_state(slot.model().model().self(), slot.model().get(), state.data.data(), state.data.size()));
+}
+
 List export_generators(Training& training) {
   List generators;
   for (size_t i = 0; i < training.replicas.size(); ++i) {
     const ReplicaSlot& slot = training.replicas[i];
     const stg_model& table = slot.model().model().table();
     if (table.get_generator_state == nullptr) return {};
-    slot.guarded("the export of its generator", [&] {
-      stg_tree out{};
-      check(table.get_generator_state(slot.model().model().self(), slot.model().get(), &out));
-      const Tree tree{out};
-      if (tree.root().type != STG_BYTES)
-        throw invalid_argument("the model's generator state is a ", type_name(tree.root().type), "; it must be bytes");
-      generators.push_back(Bytes{{tree.root().as.bytes, tree.root().as.bytes + tree.root().count}});
-    });
+    slot.guarded("the export of its generator", [&] { generators.push_back(generator_state(slot)); });
   }
   for (const Bytes& further : training.further_generators) generators.push_back(further);
   return generators;
@@ -75,8 +84,14 @@ List export_generators(Training& training) {
 
 // One tensor to be written, once everything has been looked at.
 struct Copy {
+  Copy(const stg_tensor& destination, const stg_tensor& source) : to(&destination), from(&source) {
+    if (same_dtype(destination.view.dtype, source.view.dtype)) return;
+    converted = cast_tensor(source.view, destination.view.dtype);
+    from = converted.get();
+  }
   const stg_tensor* to;
   const stg_tensor* from;
+  TensorPtr converted;  // where the types differ
 };
 
 class Import {
@@ -179,7 +194,7 @@ class Import {
       throw failed_precondition("the model's ", info.names[0],
                                 " can't be written in place (it is floating or read-only), so no state can be imported");
     }
-    copies_.push_back({&to, &from});
+    copies_.emplace_back(to, from);
   }
 
   void note_unexpected(const std::string& name) {
@@ -189,9 +204,11 @@ class Import {
   void plan_optimizer() {
     if (!training_.optimizer) return;
     const Optimizer& optimizer = *training_.optimizer;
-    if (find(state_, "optimizer") == nullptr) report_.missing.emplace_back("optimizer");
     const stg_value* given = dict_at(state_, "optimizer", "optimizer");
-    if (given == nullptr) return;
+    if (given == nullptr) {
+      report_.missing.emplace_back("optimizer");
+      return;
+    }
     const stg_value* name = find(*given, "name");
     if (name == nullptr || name->type != STG_STRING) throw invalid_argument("the state's optimizer has no \"name\"");
     if (text_of(*name) != optimizer.name()) {
@@ -245,7 +262,7 @@ class Import {
       if (value == nullptr || !fits(optimizer.state(p, s), tensor_at(*value, place), place)) {
         is_whole = false;
       } else {
-        copies.push_back({&optimizer.state(p, s), value->as.tensor});
+        copies.emplace_back(optimizer.state(p, s), *value->as.tensor);
       }
     }
     int64_t steps = 1;  // SGD counts none, but its momentum has begun
@@ -265,7 +282,7 @@ class Import {
       if (!is_known) report_.unexpected.push_back(concat("optimizer.", name, ".", slot));
     }
     if (!is_whole) return;
-    copies_.insert(copies_.end(), copies.begin(), copies.end());
+    std::ranges::move(copies, std::back_inserter(copies_));
     steps_[p] = steps;
   }
 
@@ -313,14 +330,10 @@ class Import {
                            " (import without STG_IMPORT_STRICT takes what fits)");
   }
 
+  // Generators first: a model may refuse one. Nothing after that can fail.
   void apply() {
-    for (const Copy& copy : copies_) {
-      if (same_dtype(copy.to->view.dtype, copy.from->view.dtype)) {
-        copy_elements(copy.to->view, copy.from->view);
-      } else {
-        copy_elements(copy.to->view, cast_tensor(copy.from->view, copy.to->view.dtype)->view);
-      }
-    }
+    apply_generators();
+    for (const Copy& copy : copies_) copy_elements(copy.to->view, copy.from->view);
     if (takes_optimizer_) {
       training_.num_updates = num_updates_;
       for (size_t p = 0; p < training_.replicas.root().parameters.size(); ++p) {
@@ -328,7 +341,6 @@ class Import {
         training_.optimizer->set_steps(p, begun == steps_.end() ? 0 : begun->second);
       }
     }
-    apply_generators();
     for (size_t i = 1; i < training_.replicas.size(); ++i) {
       training_.replicas.copy_parameters(i);
       training_.replicas.copy_buffers(i);
@@ -336,19 +348,26 @@ class Import {
     training_.replicas.mark_parameters_dirty();
   }
 
+  // All, or none: those that were set have their old states back after an error.
   void apply_generators() {
-    for (size_t i = 0; i < training_.replicas.size() && i < generators_.size(); ++i) {
-      const ReplicaSlot& slot = training_.replicas[i];
-      const stg_model& table = slot.model().model().table();
-      if (table.set_generator_state == nullptr) continue;
-      slot.guarded("the import of its generator", [&] {
-        check(table.set_generator_state(slot.model().model().self(), slot.model().get(), generators_[i].data.data(),
-                                        generators_[i].data.size()));
-      });
-    }
     if (generators_.empty()) return;
     const size_t num_own = std::min(training_.replicas.size(), generators_.size());
-    training_.further_generators.assign(generators_.begin() + static_cast<ptrdiff_t>(num_own), generators_.end());
+    std::vector<Bytes> further(generators_.begin() + static_cast<ptrdiff_t>(num_own), generators_.end());
+    const stg_model& table = training_.replicas.root().model().model().table();
+    std::vector<Bytes> before;
+    for (size_t i = 0; i < num_own && table.set_generator_state != nullptr; ++i) {
+      const ReplicaSlot& slot = training_.replicas[i];
+      try {
+        slot.guarded("the import of its generator", [&] {
+          if (table.get_generator_state != nullptr) before.push_back(generator_state(slot));
+          set_generator_state(slot, generators_[i]);
+        });
+      } catch (...) {
+        for (size_t done = 0; done < before.size(); ++done) set_generator_state(training_.replicas[done], before[done]);
+        throw;
+      }
+    }
+    training_.further_generators = std::move(further);
   }
 
   Training& training_;

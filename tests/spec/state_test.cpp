@@ -274,6 +274,45 @@ TEST_CASE("generators that this instance has no replica for are kept and handed 
   CHECK(generators.as.items[2].as.bytes[1] == 2);
 }
 
+TEST_CASE("a generator's state that the model refuses leaves everything as it was") {
+  const auto model = tied_model();
+  static std::map<int32_t, std::string> states;
+  states = {{0, "r0"}, {1, "r1"}};
+  model->table.get_generator_state = [](void*, stg_replica* replica, stg_tree* out) -> stg_error* {
+    const std::string& state = states.at(reinterpret_cast<ToyReplica*>(replica)->args.replica);
+    *out = make_tree(Bytes{{state.begin(), state.end()}}).give();
+    return nullptr;
+  };
+  model->table.set_generator_state = [](void*, stg_replica* replica, const uint8_t* state, uint64_t size_bytes) -> stg_error* {
+    if (size_bytes != 2) return to_abi(invalid_argument("a generator state of ", size_bytes, " bytes; expected 2"));
+    states.at(reinterpret_cast<ToyReplica*>(replica)->args.replica) = std::string(state, state + size_bytes);
+    return nullptr;
+  };
+  Instance instance("data_parallel", config("2"));
+  instance.setup(*model);
+  instance.train(batch_of({1, 1}), 0.1);
+  Dict state = taken(instance.export_state());
+  instance.train(batch_of({2, 2}), 0.1);
+  const std::string before = model_bytes(instance.export_state()) + optimizer_bytes(instance.export_state());
+  at(state, "generators") = make_list(Bytes{{'n', '0'}}, Bytes{{1, 2, 3, 4, 5, 6, 7}});
+  CHECK_THAT(error_of([&] { instance.import_state(make_tree(std::move(state))); }).message,
+             Catch::Contains("replica 1") && Catch::Contains("7 bytes"));
+  CHECK(model_bytes(instance.export_state()) + optimizer_bytes(instance.export_state()) == before);
+  CHECK(instance.status().num_updates == 2);
+  CHECK(states == std::map<int32_t, std::string>{{0, "r0"}, {1, "r1"}});
+}
+
+TEST_CASE("a state without an optimizer is told where there is one") {
+  const auto model = tied_model();
+  Instance bare("single_device", R"({"devices": 1})");
+  bare.setup(*model);
+  Instance instance("single_device", config("1"));
+  instance.setup(*model);
+  CHECK_THAT(error_of([&] { instance.import_state(bare.export_state()); }).message, Catch::Contains("missing: optimizer"));
+  const Tree report = instance.import_state(bare.export_state(), 0);
+  CHECK(names(*find(report.root(), "missing")) == std::vector<std::string>{"optimizer"});
+}
+
 TEST_CASE("states that are none are refused in words") {
   const auto model = tied_model();
   Instance instance("single_device", config("1"));
@@ -341,6 +380,70 @@ TEST_CASE("a damaged, truncated or missing checkpoint file is an error that name
       CHECK(model_bytes(instance.export_state()) == before);
     }
   }
+}
+
+TEST_CASE("a changed byte anywhere in state.json is found") {
+  const TemporaryFolder folder;
+  const auto model = tied_model();
+  model->table.get_generator_state = [](void*, stg_replica*, stg_tree* out) -> stg_error* {
+    *out = make_tree(Bytes{{0x5A, 0x00}}).give();
+    return nullptr;
+  };
+  model->table.set_generator_state = [](void*, stg_replica*, const uint8_t*, uint64_t) -> stg_error* { return nullptr; };
+  Instance instance("data_parallel", config("2"));
+  instance.setup(*model);
+  instance.train(batch_of({1, 2}), 0.1);
+  save(instance, folder.path / "step", R"({"epoch": 2, "loss": 0.25})");
+  load(instance, folder.path / "step");
+  instance.train(batch_of({1, 2}), 0.1);
+  const std::string before = model_bytes(instance.export_state());
+  const std::filesystem::path path = folder.path / "step" / "state.json";
+  const std::string whole = read(path);
+  size_t num_found = 0;
+  for (size_t at = 0; at + 1 < whole.size(); ++at) {  // after the last byte comes the end of the line, which is no content
+    std::string changed = whole;
+    changed[at] ^= 0x02;
+    std::ofstream(path, std::ios::binary) << changed;
+    try {
+      load(instance, folder.path / "step");
+      FAIL_CHECK("not found at byte " << at << ": " << changed.substr(at < 20 ? 0 : at - 20, 40));
+    } catch (const Error& error) {
+      if (error.message.find("state.json") != std::string::npos) ++num_found;
+    }
+  }
+  CHECK(num_found == whole.size() - 1);
+  CHECK(model_bytes(instance.export_state()) == before);
+}
+
+TEST_CASE("buffers that a checkpoint brought stay when the next batch is refused") {
+  const TemporaryFolder folder;
+  const auto model = tied_model();
+  ToyParameter count{{"count"}, {}, {0}};
+  count.flags = STG_PARAMETER_PERSISTENT | STG_PARAMETER_PINNED;
+  model->buffers.push_back(count);
+  const auto step = model->on_step;
+  model->on_step = [step](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
+    if (context.stage == STG_STAGE_FIT) *first_element<float>(replica.buffers[0]->view) += 1;
+    return step(replica, context, batch);
+  };
+  Instance instance("data_parallel", config("2"));
+  instance.setup(*model);
+  for (int i = 0; i < 3; ++i) instance.train(batch_of({1, 2}), 0.1);
+  save(instance, folder.path / "step");
+  instance.training_step(batch_of({1, 2}));
+  load(instance, folder.path / "step");
+  const auto refused = [&] {
+    Dict uneven;
+    uneven.emplace_back("x", tensor_of({1, 2}, {2}));
+    uneven.emplace_back("y", tensor_of({1}, {1}));
+    instance.train(make_tree(std::move(uneven)), 0.1);
+  };
+  CHECK_THAT(error_of(refused).message, Catch::Contains("rows"));
+  CHECK(instance.value("count") == 3);
+  // Nor does a refused batch undo a step that went well.
+  instance.training_step(batch_of({1, 2}));
+  CHECK_THAT(error_of(refused).message, Catch::Contains("rows"));
+  CHECK(instance.value("count") == 4);
 }
 
 TEST_CASE("the host's JSON must be JSON") {
