@@ -78,6 +78,7 @@ STG_ASSERT_SIZE(stg_model_description, 48);
 #define STG_STEP_GRADIENT 1u       /* keep a graph for backward */
 #define STG_STEP_INFERENCE 2u      /* outputs will not be differentiated: inference mode */
 #define STG_STEP_DETECT_ANOMALY 4u /* a NaN in outputs or gradients is an error that names it */
+#define STG_STEP_DETERMINISTIC 8u  /* the same numbers at each run, in the step and its backward; what can't be so is an error */
 
 /* What a step is told. Growing. */
 typedef struct stg_step_context {
@@ -113,7 +114,8 @@ typedef struct stg_gradient_sink {
   uint64_t struct_size;
   void *self; /* lifetime: the backward call */
   /* Parameter `index` has its gradient, in the parameter's shape and on its device. Each index exactly once per backward, in any
-   * order; null: the parameter got none. Frozen parameters may be left out. The tensor is moved, on error too. `stream` orders it,
+   * order; null: the parameter got none. Frozen parameters may be left out, those frozen since setup too; one that was frozen at setup
+   * must not come with a gradient. The tensor is moved, on error too; what is left of backward may still read its memory. `stream` orders it,
    * null: the default one. On a CPU called on the replica's thread, on an accelerator by autograd's thread of that device. [replica] */
   stg_error *(*ready)(void *self, uint64_t index, stg_tensor *gradient, const stg_stream *stream);
   /* The same for a sparse gradient: int64 indices (sparse_dims, n), values (n, ...), both moved, and the dense shape (borrowed).

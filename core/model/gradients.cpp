@@ -42,6 +42,8 @@ void GradientReporter::run(const at::Tensor& loss, double scale, const stg_gradi
   sink_ = &sink;
   detect_anomaly_ = detect_anomaly;
   std::fill(reported_.begin(), reported_.end(), uint8_t{0});
+  handed_over_.clear();
+  drop_gradients();  // of a backward of the model's own, inside a step
   try {
     loss.backward(at::scalar_tensor(scale, loss.options().requires_grad(false)));
     for (uint64_t i = 0; i < reported_.size(); ++i) {
@@ -93,12 +95,14 @@ void GradientReporter::report(uint64_t index, at::Tensor gradient) {
   }
   if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
   if (detect_anomaly_ && at::isnan(gradient).any().item<bool>()) {
-    throw Error{STG_INTERNAL, concat("the gradient of '", entry.names.front(), "' has a NaN")};
+    throw Error{STG_OUT_OF_RANGE, concat("the gradient of '", entry.names.front(), "' has a NaN")};
   }
   if (entry.bound_gradient.defined()) {
     entry.bound_gradient.copy_(gradient);
     gradient = entry.bound_gradient;
   }
+  // Who receives a gradient may write to it, so no two have one memory, as those of a + b would.
+  if (!handed_over_.insert(gradient.storage().unsafeGetStorageImpl()).second) gradient = gradient.clone();
   TensorPtr handle = to_dlpack(gradient);
   gradient = at::Tensor();  // now the handle is the only one that refers to the memory
   taken(index, sink_->ready(sink_->self, index, handle.release(), nullptr));
@@ -106,7 +110,7 @@ void GradientReporter::report(uint64_t index, at::Tensor gradient) {
 
 void GradientReporter::report_sparse(uint64_t index, const at::Tensor& gradient) {
   if (detect_anomaly_ && at::isnan(gradient._values()).any().item<bool>()) {
-    throw Error{STG_INTERNAL, concat("the gradient of '", replica_.parameters()[index].names.front(), "' has a NaN")};
+    throw Error{STG_OUT_OF_RANGE, concat("the gradient of '", replica_.parameters()[index].names.front(), "' has a NaN")};
   }
   TensorPtr indices = to_dlpack(gradient._indices());
   TensorPtr values = to_dlpack(gradient._values());

@@ -7,6 +7,7 @@
 
 #include <stratagem/model.h>
 
+#include <unordered_set>
 #include <vector>
 
 #include "model/replica.hpp"
@@ -38,6 +39,7 @@ class GradientReporter {
   const stg_gradient_sink* sink_ = nullptr;
   bool detect_anomaly_ = false;
   std::vector<uint8_t> reported_;
+  std::unordered_set<const void*> handed_over_;  // storages, in this backward
 };
 
 }  // namespace stratagem::sdk

@@ -6,6 +6,7 @@
 
 #include "base/dlpack.hpp"
 #include "base/error.hpp"
+#include "model/autocast.hpp"
 #include "model/scope.hpp"
 #include "torch/bridge.hpp"
 #include "torch/dtypes.hpp"
@@ -89,9 +90,10 @@ ModelReplica::ModelReplica(const char* model_name, ConstructModel construct, con
   }
   const ThreadScope thread(host_, num_threads());
   generators_.emplace(device_, args.seed, args.replica);
+  const GradientScope gradients(GradientScope::Mode::record);
+  const AutocastScope autocast(device_.type(), std::nullopt, true);
   {
     const ThreadGenerator initial(make_generator(at::Device(at::kCPU), args.seed));
-    const GradientScope gradients(GradientScope::Mode::record);
     model_ = construct(options);
   }
   collect(model_name);

@@ -9,6 +9,7 @@
 #include "model/scope.hpp"
 #include "torch/bridge.hpp"
 #include "torch/dtypes.hpp"
+#include "torch/runtime/deterministic.hpp"
 
 namespace stratagem::sdk {
 
@@ -43,7 +44,7 @@ StepOutput call_step(TensorModel& model, const Batch& batch, const StepContext& 
 }
 
 GradientScope::Mode gradient_mode(uint32_t flags) {
-  constexpr uint32_t known = STG_STEP_GRADIENT | STG_STEP_INFERENCE | STG_STEP_DETECT_ANOMALY;
+  constexpr uint32_t known = STG_STEP_GRADIENT | STG_STEP_INFERENCE | STG_STEP_DETECT_ANOMALY | STG_STEP_DETERMINISTIC;
   if ((flags & ~known) != 0) throw unimplemented("step flags ", flags, "; this model knows ", known);
   if ((flags & STG_STEP_GRADIENT) != 0 && (flags & STG_STEP_INFERENCE) != 0) {
     throw invalid_argument("a step can't keep a graph (STG_STEP_GRADIENT) in inference mode (STG_STEP_INFERENCE)");
@@ -75,13 +76,13 @@ std::unique_ptr<Graph> make_graph(const TensorTree& outputs, uint32_t flags) {
   if (!loss.requires_grad()) {
     throw invalid_argument("training_step gave a loss without a gradient: it was computed from no parameter that requires one");
   }
-  return std::make_unique<Graph>(Graph{loss, (flags & STG_STEP_DETECT_ANOMALY) != 0});
+  return std::make_unique<Graph>(Graph{loss, flags});
 }
 
 void refuse_nan(const TensorTree& outputs) {
   for_each_tensor(outputs, "outputs", [](const std::string& path, const at::Tensor& tensor) {
     if ((tensor.is_floating_point() || tensor.is_complex()) && at::isnan(tensor).any().item<bool>()) {
-      throw Error{STG_INTERNAL, path + " has a NaN"};
+      throw Error{STG_OUT_OF_RANGE, path + " has a NaN"};
     }
   });
 }
@@ -123,6 +124,7 @@ StepResult run_step(ModelReplica& replica, const stg_step_context& given, Tree b
 
   const ReplicaGenerators::Scope generators(replica.generators());
   const GradientScope gradients(gradient_mode(given.flags));
+  const DeterministicScope deterministic((given.flags & STG_STEP_DETERMINISTIC) != 0);
   StepOutput output = [&] {
     const AutocastScope autocast(replica.device().type(), autocast_dtype, replica.is_alone());
     return call_step(replica.model(), Batch(batch, concat(name, ": batch")), context);

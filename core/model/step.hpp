@@ -12,7 +12,7 @@ namespace stratagem::sdk {
 /// What backward needs. The loss keeps autograd's graph, and that keeps of the batch what it reads.
 struct Graph {
   at::Tensor loss;
-  bool detect_anomaly;
+  uint32_t flags;  ///< of the step, STG_STEP_*
 };
 
 struct StepResult {

@@ -5,13 +5,16 @@
 
 #include <atomic>
 
+#include "base/dlpack.hpp"
 #include "base/error.hpp"
 #include "base/structs.hpp"
+#include "model/autocast.hpp"
 #include "model/gradients.hpp"
 #include "model/replica.hpp"
 #include "model/scope.hpp"
 #include "model/step.hpp"
 #include "torch/errors.hpp"
+#include "torch/runtime/deterministic.hpp"
 
 namespace stratagem::sdk {
 
@@ -22,7 +25,7 @@ struct SharedModel {
   stg_model table;
   std::atomic<int64_t> num_references{1};
   const char* name;
-  ConstructModel construct;
+  ModelClass model_class;
   nlohmann::json options;
   Host host;
 };
@@ -33,7 +36,7 @@ struct ReplicaWithGradients {
   GradientReporter gradients;
 
   ReplicaWithGradients(const SharedModel& model, const stg_replicate_args& args)
-      : replica(model.name, model.construct, model.options, model.host, args), gradients(replica) {}
+      : replica(model.name, model.model_class.construct, model.options, model.host, args), gradients(replica) {}
 };
 
 SharedModel& model_of(void* self) { return *static_cast<SharedModel*>(self); }
@@ -44,11 +47,15 @@ ModelReplica& replica_of(stg_replica* replica) {
 }
 Graph* graph_of(stg_graph* graph) { return reinterpret_cast<Graph*>(graph); }
 
-// As guard, and the error tells the replica and its device.
+// As guard, and the error tells the replica and its device. The calling thread may be the host's, in modes of its own: what the SDK
+// does with tensors is done in none of them; a step sets its own.
 template <class Body>
 stg_error* guard_replica(stg_replica* replica, Body&& body) noexcept {
   try {
-    body(replica_of(replica));
+    ModelReplica& own = replica_of(replica);
+    const GradientScope gradients(GradientScope::Mode::record);
+    const AutocastScope autocast(own.device().type(), std::nullopt, true);
+    body(own);
     return nullptr;
   } catch (...) {
     Error error = describe_exception(std::current_exception());
@@ -113,7 +120,8 @@ stg_error* backward(void*, stg_replica* replica, stg_graph* graph, double scale,
     if (functions.ready == nullptr) throw invalid_argument("stg_gradient_sink.ready is null");
     const ThreadScope thread(own.host(), own.num_threads());
     const ReplicaGenerators::Scope generators(own.generators());
-    of(replica).gradients.run(owned->loss, scale, functions, owned->detect_anomaly);
+    const DeterministicScope deterministic((owned->flags & STG_STEP_DETERMINISTIC) != 0);
+    of(replica).gradients.run(owned->loss, scale, functions, (owned->flags & STG_STEP_DETECT_ANOMALY) != 0);
   });
 }
 
@@ -127,6 +135,45 @@ stg_error* bind(void*, stg_replica* replica, uint64_t index, const stg_tensor* s
 }
 
 stg_error* parameters_changed(void*, stg_replica*) { return nullptr; }  // nothing is derived from parameters between steps
+
+// Both take their tensors over, so that what comes out may view what came in.
+TensorTree imported(Tree tree, ReadOnly& read_only) {
+  validate(tree.root(), "batch");
+  return import_tree(std::move(tree), std::nullopt, read_only);
+}
+
+stg_tree exported(const TensorTree& tree, const ReadOnly& read_only) {
+  Tree out = export_tree(tree, nullptr);
+  for_each_leaf(out.root(), [&](const KeyPath&, stg_value& leaf) {
+    if (leaf.type == STG_TENSOR && !read_only.empty()) leaf.as.tensor->flags |= STG_TENSOR_READ_ONLY;
+  });
+  return out.give();
+}
+
+stg_error* split(void*, stg_replica* replica, const stg_tree* batch, uint64_t num_shares, stg_tree* shares,
+                 uint64_t* num_filled) {
+  return guard_replica(replica, [&](ModelReplica& own) {
+    ReadOnly read_only;
+    const TensorTree whole = imported(copy_tree(batch->root), read_only);
+    const std::vector<TensorTree> made = own.model().split(Batch(whole, "split: batch"), num_shares);
+    if (made.empty() || made.size() > num_shares)
+      throw invalid_argument("split gave ", made.size(), " shares; 1 to ", num_shares, " are possible");
+    std::vector<Tree> ready;
+    for (const TensorTree& share : made) ready.emplace_back(exported(share, read_only));
+    for (size_t i = 0; i < ready.size(); ++i) shares[i] = ready[i].give();
+    *num_filled = ready.size();
+  });
+}
+
+stg_error* transfer(void*, stg_replica* replica, stg_tree* batch, int64_t dataloader_index, stg_tree* out) {
+  Tree owned = Tree::receive(batch);
+  return guard_replica(replica, [&](ModelReplica& own) {
+    if (owned.borrowed()) owned = copy_tree(owned.root());
+    ReadOnly read_only;
+    const TensorTree share = imported(std::move(owned), read_only);
+    *out = exported(own.model().transfer(Batch(share, "transfer: batch"), own.device(), dataloader_index), read_only);
+  });
+}
 
 stg_error* synchronize(void*, stg_replica* replica) {
   return guard_replica(replica, [](ModelReplica& own) {
@@ -145,7 +192,7 @@ stg_error* set_generator_state(void*, stg_replica* replica, const uint8_t* state
   });
 }
 
-stg_model table_for(void* self) {
+stg_model table_for(SharedModel* self) {
   auto table = sized<stg_model>();
   table.self = self;
   table.retain = &retain;
@@ -159,6 +206,8 @@ stg_model table_for(void* self) {
   table.release_graph = &release_graph;
   table.bind = &bind;
   table.parameters_changed = &parameters_changed;
+  if (self->model_class.has_split) table.split = &split;
+  if (self->model_class.has_transfer) table.transfer = &transfer;
   table.synchronize = &synchronize;
   table.get_generator_state = &get_generator_state;
   table.set_generator_state = &set_generator_state;
@@ -167,14 +216,14 @@ stg_model table_for(void* self) {
 
 }  // namespace
 
-stg_error* create_model(const char* name, ConstructModel construct, stg_string options_json, const stg_host* host,
+stg_error* create_model(const char* name, ModelClass model_class, stg_string options_json, const stg_host* host,
                         const stg_model** out) noexcept {
   initialise_torch();
   return guard([&] {
     if (out == nullptr) throw invalid_argument("the place for the model is null");
     auto model = std::make_unique<SharedModel>();
     model->name = name;
-    model->construct = construct;
+    model->model_class = model_class;
     model->options = nlohmann::json::parse(options_json.size_bytes == 0 ? std::string_view("{}") : text_of(options_json));
     if (!model->options.is_object())
       throw invalid_argument("options of model '", name, "': ", model->options.dump(), " is no object");

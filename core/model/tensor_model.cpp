@@ -13,6 +13,11 @@ StepOutput TensorModel::test_step(const Batch& batch, const StepContext& context
 
 StepOutput TensorModel::predict_step(const Batch&, const StepContext&) { throw unimplemented("this model has no predict_step"); }
 
+// Called by nobody: the table has these functions only for a class that overrides them.
+std::vector<TensorTree> TensorModel::split(const Batch&, size_t) { throw unimplemented("this model has no split"); }
+
+TensorTree TensorModel::transfer(const Batch&, at::Device, int64_t) { throw unimplemented("this model has no transfer"); }
+
 at::Tensor TensorModel::register_parameter(std::string name, at::Tensor tensor, bool requires_grad) {
   if (tensor.defined()) tensor.set_requires_grad(requires_grad);
   registered_.push_back({std::move(name), tensor, true});

@@ -23,6 +23,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/host.hpp"
@@ -73,6 +74,11 @@ class TensorModel {
   /// Not overridden: validation_step.
   virtual StepOutput test_step(const Batch& batch, const StepContext& context);
   virtual StepOutput predict_step(const Batch& batch, const StepContext& context);
+  /// Splits a packed or ragged batch into at most `num_shares` shares, in order; called where it is overridden, for one device too. A
+  /// share whose tensors disagree about its rows needs a denominator from the step.
+  virtual std::vector<TensorTree> split(const Batch& batch, size_t num_shares);
+  /// Moves a share to the device, where a model has something better to do than to move every tensor. Must bear being applied twice.
+  virtual TensorTree transfer(const Batch& batch, at::Device device, int64_t dataloader_index);
   /// STG_LOSS_MEAN or STG_LOSS_SUM.
   virtual uint64_t loss_kind() const { return STG_LOSS_MEAN; }
 
@@ -96,8 +102,15 @@ namespace sdk {
 
 using ConstructModel = std::unique_ptr<TensorModel> (*)(const nlohmann::json& options);
 
+/// What the SDK is told of a class of models.
+struct ModelClass {
+  ConstructModel construct;
+  bool has_split;
+  bool has_transfer;
+};
+
 /// A model as the host gets it: one reference, the caller's.
-stg_error* create_model(const char* name, ConstructModel construct, stg_string options_json, const stg_host* host,
+stg_error* create_model(const char* name, ModelClass model_class, stg_string options_json, const stg_host* host,
                         const stg_model** out) noexcept;
 
 /// A plugin of one model. Static and trivially destroyed.
@@ -109,27 +122,28 @@ struct ModelPlugin {
   stg_plugin plugin;
 };
 
+// An override changes the type that a member's address has.
 template <class M>
-std::unique_ptr<TensorModel> construct_model(const nlohmann::json& options) {
-  return std::make_unique<M>(options);
-}
+constexpr ModelClass model_class{
+    [](const nlohmann::json& options) -> std::unique_ptr<TensorModel> { return std::make_unique<M>(options); },
+    !std::is_same_v<decltype(&M::split), decltype(&TensorModel::split)>,
+    !std::is_same_v<decltype(&M::transfer), decltype(&TensorModel::transfer)>};
 
 }  // namespace sdk
 }  // namespace stratagem
 
 /// Makes a shared library a model library. `name` and `version` are string literals; once per library, outside any namespace.
-#define STRATAGEM_MODEL_PLUGIN(name, version, Class)                                                                       \
-  STRATAGEM_NOTE(name, version, "", "\"" name "\"");                                                                       \
-  extern "C" STG_EXPORT uint32_t stg_plugin_probe(const stg_probe_request* request, stg_probe_reply* reply) {              \
-    try {                                                                                                                  \
-      static const ::stratagem::sdk::ModelPlugin made(                                                                     \
-          name, version, Class::info(), [](stg_string options_json, const stg_host* host, const stg_model** out) {         \
-            return ::stratagem::sdk::create_model(name, &::stratagem::sdk::construct_model<Class>, options_json, host,     \
-                                                  out);                                                                    \
-          });                                                                                                              \
-      return ::stratagem::sdk::answer_probe(request, reply, made.plugin);                                                  \
-    } catch (...) {                                                                                                        \
-      return ::stratagem::sdk::refuse_probe(reply, name);                                                                  \
-    }                                                                                                                      \
-  }                                                                                                                        \
+#define STRATAGEM_MODEL_PLUGIN(name, version, Class)                                                                    \
+  STRATAGEM_NOTE(name, version, "", "\"" name "\"");                                                                    \
+  extern "C" STG_EXPORT uint32_t stg_plugin_probe(const stg_probe_request* request, stg_probe_reply* reply) {           \
+    try {                                                                                                               \
+      static const ::stratagem::sdk::ModelPlugin made(                                                                  \
+          name, version, Class::info(), [](stg_string options_json, const stg_host* host, const stg_model** out) {      \
+            return ::stratagem::sdk::create_model(name, ::stratagem::sdk::model_class<Class>, options_json, host, out); \
+          });                                                                                                           \
+      return ::stratagem::sdk::answer_probe(request, reply, made.plugin);                                               \
+    } catch (...) {                                                                                                     \
+      return ::stratagem::sdk::refuse_probe(reply, name);                                                               \
+    }                                                                                                                   \
+  }                                                                                                                     \
   static_assert(STG_ABI_MAJOR == 1 && STG_ABI_MINOR == 0, "STRATAGEM_NOTE says 1.0")

@@ -28,7 +28,7 @@ namespace stratagem::test {
 template <class M>
 Model own_model(const std::string& options = "{}", const stg_host* host = nullptr) {
   const stg_model* made = nullptr;
-  check(sdk::create_model("own", &sdk::construct_model<M>, to_abi(options), host, &made));
+  check(sdk::create_model("own", sdk::model_class<M>, to_abi(options), host, &made));
   Model model(made);
   made->release(made->self);  // the caller's reference
   return model;

@@ -2,6 +2,7 @@
 //
 // What belongs to a thread or a batch: modes, autocast, warnings, ownership.
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
@@ -83,6 +84,27 @@ TEST_CASE("Gradient mode, inference mode and thread count are those of the step,
     CHECK(at::get_num_threads() == threads_before);
   }).join();
   CHECK_THAT(host.text, Catch::Contains("a step is run"));
+}
+
+TEST_CASE(
+    "What the calling thread is in, inference mode or autocast, reaches neither a replica's making nor its steps and backward") {
+  const auto run = [](bool is_inference, bool is_autocast) {
+    const bool before = at::autocast::is_autocast_enabled(at::kCPU);
+    at::autocast::set_autocast_enabled(at::kCPU, is_autocast);
+    at::Tensor gradient;
+    {
+      const c10::InferenceMode inference(is_inference);
+      const Replica replica(own_model<Telling>(), replicate_args());
+      ModelStep step = train(replica, batch_of(at::ones({2, 3}).mul(0.1), {}));
+      CHECK(output(step, "made").scalar_type() == at::kFloat);
+      gradient = gradients_of(replica, std::move(step.graph)).at(0);
+    }
+    at::autocast::set_autocast_enabled(at::kCPU, before);
+    return gradient;
+  };
+  const at::Tensor expected = run(false, false);
+  CHECK(at::equal(run(true, false), expected));
+  CHECK(at::equal(run(false, true), expected));
 }
 
 TEST_CASE("Training and evaluation mode are switched") {
