@@ -235,7 +235,8 @@ typedef struct stg_strategy_api {
   stg_error *(*setup)(stg_strategy *self, const stg_call *call, const stg_setup_args *args);
   /* Model and optimizer go, threads end; setup may follow. Does nothing before setup. [owner, created fit evaluate modelless] */
   stg_error *(*teardown)(stg_strategy *self, const stg_call *call);
-  /* The root's parameters and buffers; what `out` points to lives until teardown. [owner, fit evaluate] */
+  /* The root's parameters and buffers; what `out` points to lives until teardown, of a model with memory that isn't
+   * STG_PARAMETER_PINNED until the instance's next call. [owner, fit evaluate] */
   stg_error *(*describe_parameters)(stg_strategy *self, stg_model_description *out);
 
   /* The whole model to the root, replicas refreshed from it. [owner, fit evaluate] */

@@ -86,16 +86,21 @@ class Engine : public Strategy {
   void add_buffer_phase(Phases& phases);
   void add_reduction_phases(Phases& phases, const UpdatePtr& update);
   void add_update_phases(Phases& phases, const UpdatePtr& update);
+  void add_refresh_phase(Phases& phases);
+  template <class Body>
+  void irrevocably(Body&& body);
   template <class Body>
   void run_or_clean_up(Body&& body);
 
   void replace_workers(std::unique_ptr<Workers> workers);
   UpdatePtr begin_update(const stg_update_args& args) const;
+  void drop_waiting_step();
   void forget_window();
   void check_optimizer() const;
 
   Options options_;
   Host host_;
+  const Host silent_host_;
   bool gathers_outputs_;
   bool on_caller_thread_;
   bool warned_of_unsplit_batch_ = false;

@@ -10,13 +10,31 @@
 
 namespace stratagem {
 
+namespace {
+
+// Of a share that the model made; NaN where its tensors disagree, as those of a packed batch do.
+double rows_of_own_share(const stg_value& share) {
+  bool disagree = false;
+  std::optional<int64_t> rows;
+  for_each_leaf(share, [&](const KeyPath&, const stg_value& leaf) {
+    if (leaf.type != STG_TENSOR || leaf.as.tensor->view.num_dims == 0) return;
+    const int64_t size = leaf.as.tensor->view.shape[0];
+    disagree = disagree || (rows && *rows != size);
+    rows = size;
+  });
+  return disagree ? std::nan("") : static_cast<double>(rows.value_or(1));
+}
+
+}  // namespace
+
 Engine::StepPtr Engine::begin_step(StepArgs args, uint32_t stage, uint64_t context_flags) {
   if (args.announced != 0) throw not_found("there is no announced batch with the ticket ", args.announced);
   auto step = std::make_shared<Step>();
-  if (args.batch.borrowed()) step->borrowed_batch = args.batch.root();
+  // A graph reads its batch until backward, and a model may keep a tensor of it, or write to it: none of that in the host's memory.
+  if (args.batch.borrowed()) args.batch = copy_tree(args.batch.root());
   ReplicaSlot& root = training_->replicas.root();
   const stg_model& table = root.model().model().table();
-  if (table.split != nullptr && options_.devices.size() > 1) {
+  if (table.split != nullptr) {
     std::vector<stg_tree> filled(options_.devices.size());
     uint64_t num_filled = 0;
     root.guarded("split", [&] {
@@ -30,7 +48,7 @@ Engine::StepPtr Engine::begin_step(StepArgs args, uint32_t stage, uint64_t conte
       }
       for (uint64_t i = 0; i < num_filled; ++i) {
         validate(shares[i].root(), concat("share ", i));
-        step->shares.num_rows.push_back(static_cast<double>(batch_rows(shares[i].root()).value_or(1)));
+        step->shares.num_rows.push_back(rows_of_own_share(shares[i].root()));
         step->shares.trees.push_back(cast_floating(std::move(shares[i]), options_.floating_dtype));
       }
     });
@@ -51,8 +69,9 @@ Engine::StepPtr Engine::begin_step(StepArgs args, uint32_t stage, uint64_t conte
   step->context = sized<stg_step_context>();
   step->context.num_replicas = static_cast<int32_t>(options_.devices.size());
   step->context.stage = stage;
-  step->context.flags =
-      static_cast<uint32_t>(context_flags | ((args.flags & STG_BATCH_DETECT_ANOMALY) != 0 ? STG_STEP_DETECT_ANOMALY : 0));
+  step->context.flags = static_cast<uint32_t>(context_flags);
+  if ((args.flags & STG_BATCH_DETECT_ANOMALY) != 0) step->context.flags |= STG_STEP_DETECT_ANOMALY;
+  if (options_.deterministic) step->context.flags |= STG_STEP_DETERMINISTIC;
   step->context.batch_index = args.batch_index;
   step->context.dataloader_index = args.dataloader_index;
   step->context.global_step = args.global_step;
@@ -82,6 +101,12 @@ double Engine::resolve_weight(Step& step, size_t worker, const ModelStep& model_
   step.has_denominator[worker] = denominator.type != STG_NONE;
   switch (denominator.type) {
     case STG_NONE:
+      if (!std::isnan(weight)) break;
+      if (step.context.stage != STG_STAGE_PREDICT && training_->replicas.root().description.loss_kind != STG_LOSS_SUM) {
+        throw invalid_argument("the tensors of this share of the model's own split disagree about its rows, so the step must ",
+                               "report a denominator: how much the share counts");
+      }
+      weight = 1;
       break;
     case STG_INT64:
     case STG_BOOL:
@@ -104,7 +129,7 @@ double Engine::resolve_weight(Step& step, size_t worker, const ModelStep& model_
   if (!std::isfinite(weight) || weight < 0)
     throw invalid_argument("the denominator is ", weight, "; it must be finite and at least 0");
   const bool is_sum = training_->replicas.root().description.loss_kind == STG_LOSS_SUM && denominator.type == STG_NONE;
-  step.scales[worker] = options_.lightning || is_sum ? 1 : weight;
+  step.scales[worker] = options_.lightning ? 1.0 / static_cast<double>(step.num_shares) : is_sum ? 1 : weight;
   return weight;
 }
 
@@ -123,7 +148,7 @@ void Engine::finish_forward(Step& step) {
   }
   step.divisor = 0;
   for (const double scale : step.scales) step.divisor += scale;
-  if (step.is_sum) step.divisor = 1;
+  if (step.is_sum || options_.lightning) step.divisor = 1;  // lightning: each micro-batch counts alike
   gather(step);
 }
 
@@ -138,7 +163,6 @@ void Engine::gather(Step& step) {
   }
   if (!gathers_outputs_) {
     step.outputs = std::move(outputs[0]);
-    if (step.borrowed_batch) step.outputs = without_aliases(std::move(step.outputs), *step.borrowed_batch);
     return;
   }
   step.outputs = gather_outputs(std::move(outputs), {options_.lightning});
@@ -168,22 +192,14 @@ void Engine::begin_reduction() { training_->gradients->begin(training_->replicas
 
 void Engine::apply_update(Update& update, size_t worker) {
   if (update.is_skipped) return;
-  const PartScope scope(host_, "update", worker);
+  const PartScope scope(worker == 0 ? host_ : silent_host_, "update", worker);
   ReducedGradients& gradients = *training_->gradients;
-  try {
-    if (update.args.clip == STG_CLIP_NORM && !(update.result.gradient_norm <= update.args.clip_limit)) {
-      gradients.scale(worker, update.args.clip_limit / update.result.gradient_norm);
-    } else if (update.args.clip == STG_CLIP_VALUE) {
-      gradients.clamp(worker, update.args.clip_limit);
-    }
-    training_->optimizer->update(worker, update.args.lr);
-  } catch (...) {
-    // Part of the parameters has been written: nobody can tell which.
-    Error error = describe_exception(std::current_exception());
-    error.message = "the update failed half-way, the weights are lost: " + error.message;
-    error.flags = STG_ERROR_INSTANCE_DRAINING;
-    throw error;
+  if (update.args.clip == STG_CLIP_NORM && !(update.result.gradient_norm <= update.args.clip_limit)) {
+    gradients.scale(worker, update.args.clip_limit / update.result.gradient_norm);
+  } else if (update.args.clip == STG_CLIP_VALUE) {
+    gradients.clamp(worker, update.args.clip_limit);
   }
+  training_->optimizer->update(worker, update.args.lr);
 }
 
 void Engine::finish_update(Update& update) {

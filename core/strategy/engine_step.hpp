@@ -4,8 +4,6 @@
 // replica that comes back late, after its run was given up, still finds them.
 #pragma once
 
-#include <optional>
-
 #include "strategy/elements.hpp"
 #include "strategy/engine.hpp"
 #include "torch/warnings.hpp"
@@ -16,7 +14,6 @@ namespace stratagem {
 struct Engine::Step {
   Shares shares;
   stg_step_context context{};
-  std::optional<stg_value> borrowed_batch;  // the host's memory, which outputs must not alias
   size_t num_shares = 0;
   // By share; each written by its worker.
   std::vector<double> weights;  // rows or denominator: what the loop weighs metrics with
@@ -31,7 +28,8 @@ struct Engine::Step {
   StepResult result() { return {std::move(outputs), weights}; }
 };
 
-// What surrounds a part on a replica's thread: the host's trace, and LibTorch's warnings in the host's log.
+// What surrounds a part on a replica's thread: the host's trace, and LibTorch's warnings in the host's log. In parts that a deadline
+// doesn't end (reduce, update) only the calling thread has one with a host: nobody could be rescued from a callback that waits there.
 class PartScope {
  public:
   PartScope(const Host& host, const char* phase, size_t worker)

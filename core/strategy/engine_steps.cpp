@@ -7,39 +7,11 @@
 //
 // With clipping by norm the second line ends with the norm, and the update is a third. training_step, backward and optimizer_step are
 // made of the same parts, so that both ways give the same bits.
-#include <ATen/Parallel.h>
-
 #include "base/dlpack.hpp"
 #include "strategy/engine_step.hpp"
 #include "torch/threads.hpp"
 
 namespace stratagem {
-
-namespace {
-
-// The calling thread is replica 0: it has a replica's intra-op threads during a call, and its own before and after.
-class CallerThreads {
- public:
-  explicit CallerThreads(uint32_t num_threads) {
-    if (num_threads == 0) return;
-    before_ = at::get_num_threads();
-    if (before_ == static_cast<int>(num_threads)) {
-      before_ = 0;
-    } else {
-      set_thread_intra_op(static_cast<int>(num_threads));
-    }
-  }
-  CallerThreads(const CallerThreads&) = delete;
-  CallerThreads& operator=(const CallerThreads&) = delete;
-  ~CallerThreads() {
-    if (before_ != 0) set_thread_intra_op(before_);
-  }
-
- private:
-  int before_ = 0;
-};
-
-}  // namespace
 
 // ---- lists of parts
 
@@ -51,40 +23,62 @@ void Engine::add_buffer_phase(Phases& phases) {
 // Reduce, and measure where the norm is wanted. Without `update` the reduction alone.
 void Engine::add_reduction_phases(Phases& phases, const UpdatePtr& update) {
   const bool measures = update && update->args.clip == STG_CLIP_NORM;
-  phases.push_back({"reduce",
-                    [this, update, measures](size_t worker) {
-                      if (window_.divisor == 0) return;
-                      {
-                        const PartScope scope(host_, "reduce", worker);
-                        training_->gradients->reduce(worker, measures);
-                      }
-                      if (update && !measures) apply_update(*update, worker);
-                    },
-                    [this, update, measures] {
+  const auto reduce = [this, measures](size_t worker) {
+    if (window_.divisor == 0) return;
+    const PartScope scope(worker == 0 ? host_ : silent_host_, "reduce", worker);
+    training_->gradients->reduce(worker, measures);
+  };
+  if (update && !measures) {
+    phases.push_back({"reduce",
+                      [this, update, reduce](size_t worker) {
+                        irrevocably([&] {
+                          reduce(worker);
+                          apply_update(*update, worker);
+                        });
+                      },
+                      [this, update] {
+                        training_->gradients->mark_complete();
+                        finish_update(*update);
+                      }});
+    return add_refresh_phase(phases);
+  }
+  phases.push_back({"reduce", reduce, [this, update] {
                       training_->gradients->mark_complete();
-                      if (!update) return;
-                      if (measures) update->result.gradient_norm = training_->gradients->norm();
-                      if (!measures) finish_update(*update);
+                      if (update && !update->is_skipped) update->result.gradient_norm = training_->gradients->norm();
                     }});
-  if (!measures) return;
-  phases.push_back(
-      {"update", [this, update](size_t worker) { apply_update(*update, worker); }, [this, update] { finish_update(*update); }});
+  if (update) add_update_phases(phases, update);
 }
 
-// The update of gradients that are reduced already.
+// The update of gradients that are reduced already, and measured where the norm is wanted.
 void Engine::add_update_phases(Phases& phases, const UpdatePtr& update) {
-  if (update->args.clip == STG_CLIP_NORM) {
-    phases.push_back({"norm", [this](size_t worker) { training_->gradients->measure(worker); },
-                      [this, update] { update->result.gradient_norm = training_->gradients->norm(); }});
+  phases.push_back({"update", [this, update](size_t worker) { irrevocably([&] { apply_update(*update, worker); }); },
+                    [this, update] { finish_update(*update); }});
+  add_refresh_phase(phases);
+}
+
+void Engine::add_refresh_phase(Phases& phases) {
+  if (training_->replicas.all_share_parameters()) return;
+  phases.push_back({"refresh", [this](size_t worker) { irrevocably([&] { training_->replicas.copy_parameters(worker); }); }});
+}
+
+// Around what writes parameters: after an error part of them has been written, and nobody can tell which.
+template <class Body>
+void Engine::irrevocably(Body&& body) {
+  try {
+    body();
+  } catch (...) {
+    const Error cause = describe_exception(std::current_exception());
+    Error error{cause.code, "the update failed half-way, the weights are lost: " + cause.message};
+    error.flags = STG_ERROR_INSTANCE_DRAINING;
+    throw error;
   }
-  phases.push_back(
-      {"update", [this, update](size_t worker) { apply_update(*update, worker); }, [this, update] { finish_update(*update); }});
 }
 
 // After an error nothing of the window is left: no half-reduced gradient reaches an optimizer.
 template <class Body>
 void Engine::run_or_clean_up(Body&& body) {
-  const CallerThreads threads(threads_per_replica_);
+  // The calling thread is replica 0: it has a replica's intra-op threads during a call, and its own before and after.
+  const IntraOpScope threads(static_cast<int>(threads_per_replica_));
   try {
     body();
   } catch (const Error& error) {
@@ -100,10 +94,16 @@ void Engine::run_or_clean_up(Body&& body) {
   }
 }
 
-void Engine::forget_window() {
+// A training_step that waits for its backward, if there is one. Its buffers stay as they are.
+void Engine::drop_waiting_step() {
   waiting_step_.reset();
   has_graph_.store(false);
   training_->replicas.drop_graphs();
+  training_->replicas.forget_saved_buffers();
+}
+
+void Engine::forget_window() {
+  drop_waiting_step();
   training_->replicas.drop_gradients();
   if (training_->gradients) training_->gradients->clear();
   window_ = {};
@@ -113,21 +113,15 @@ void Engine::forget_window() {
 // ---- the members
 
 StepResult Engine::evaluation_step(const Call& call, StepArgs args, uint32_t stage) {
-  const bool borrows = args.batch.borrowed();
   const StepPtr step = begin_step(std::move(args), stage, STG_STEP_INFERENCE);
-  const CallerThreads threads(threads_per_replica_);
+  const IntraOpScope threads(static_cast<int>(threads_per_replica_));
   workers_->run(call,
-                {{"forward", [this, step](size_t worker) { forward(*step, worker); }, [this, step] { gather(*step); }, true}},
-                borrows);
+                {{"forward", [this, step](size_t worker) { forward(*step, worker); }, [this, step] { gather(*step); }, true}});
   return step->result();
 }
 
 StepResult Engine::training_step(const Call& call, StepArgs args) {
-  waiting_step_.reset();
-  has_graph_.store(false);
-  training_->replicas.drop_graphs();
-  // The graph reads its batch until backward.
-  if (args.batch.borrowed()) args.batch = copy_tree(args.batch.root());
+  drop_waiting_step();
   StepPtr step;
   run_or_clean_up([&] {
     step = begin_step(std::move(args), STG_STAGE_FIT, STG_STEP_GRADIENT);
@@ -161,9 +155,7 @@ void Engine::backward(const Call& call, uint64_t flags) {
     workers_->run(call, std::move(phases));
     if (is_last) training_->replicas.drop_gradients();
   });
-  training_->replicas.forget_saved_buffers();
-  waiting_step_.reset();
-  has_graph_.store(false);
+  drop_waiting_step();
 }
 
 Engine::UpdatePtr Engine::begin_update(const stg_update_args& args) const {
@@ -191,17 +183,16 @@ UpdateResult Engine::optimizer_step(const Call& call, const stg_update_args& arg
     if (update->is_skipped) {
       update->result.outcome = STG_UPDATE_SKIPPED_NO_WEIGHT;
     } else if (training_->gradients->are_complete()) {
+      if (args.clip == STG_CLIP_NORM) {
+        phases.push_back({"norm", [this](size_t worker) { training_->gradients->measure(worker); },
+                          [this, update] { update->result.gradient_norm = training_->gradients->norm(); }});
+      }
       add_update_phases(phases, update);
     } else {
       begin_reduction();
       add_reduction_phases(phases, update);
     }
-    if (!update->is_skipped) {
-      if (!training_->replicas.all_share_parameters()) {
-        phases.push_back({"refresh", [this](size_t worker) { training_->replicas.copy_parameters(worker); }});
-      }
-      workers_->run(call, std::move(phases));
-    }
+    if (!update->is_skipped) workers_->run(call, std::move(phases));
   });
   if (update->is_skipped) host_.warn("no update: all denominators of the window were 0");
   forget_window();
@@ -210,15 +201,13 @@ UpdateResult Engine::optimizer_step(const Call& call, const stg_update_args& arg
 }
 
 StepResult Engine::train_batch(const Call& call, StepArgs args, UpdateResult& update_result) {
-  const bool borrows = args.batch.borrowed();
   const bool is_last = args.update.has_value();
   if (is_last) check_optimizer();
   if (training_->gradients->are_complete()) {
     throw failed_precondition(
         "train_batch after the window's gradients were reduced: call optimizer_step, parameters_changed or zero_grad first");
   }
-  waiting_step_.reset();
-  has_graph_.store(false);
+  drop_waiting_step();
   const UpdatePtr update = is_last ? begin_update(*args.update) : nullptr;
   StepPtr step;
   run_or_clean_up([&] {
@@ -238,21 +227,10 @@ StepResult Engine::train_batch(const Call& call, StepArgs args, UpdateResult& up
                      if (!update->is_skipped) begin_reduction();
                    },
                    true}};
-    const size_t first_after = phases.size();
+    // Before anything is written: a failure here still leaves all as it was.
+    add_buffer_phase(phases);
     if (is_last) add_reduction_phases(phases, update);
-    // Buffers are refreshed beside the reduction, which doesn't touch them.
-    if (is_last && training_->replicas.has_buffers()) {
-      phases[first_after].each = [this, reduce = std::move(phases[first_after].each)](size_t worker) {
-        training_->replicas.copy_buffers(worker);
-        reduce(worker);
-      };
-    } else if (!is_last) {
-      add_buffer_phase(phases);
-    }
-    if (is_last && !training_->replicas.all_share_parameters()) {
-      phases.push_back({"refresh", [this](size_t worker) { training_->replicas.copy_parameters(worker); }});
-    }
-    workers_->run(call, std::move(phases), borrows);
+    workers_->run(call, std::move(phases));
   });
   training_->replicas.forget_saved_buffers();
   if (is_last) {

@@ -244,23 +244,4 @@ Tree with_loss(Tree outputs, TensorPtr loss) {
   return outputs;
 }
 
-Tree without_aliases(Tree outputs, const stg_value& batch) {
-  std::vector<MemoryRange> borrowed;
-  for_each_leaf(batch, [&](const KeyPath&, const stg_value& leaf) {
-    if (leaf.type == STG_TENSOR) borrowed.push_back(memory_range(leaf.as.tensor->view));
-  });
-  for_each_leaf(outputs.root(), [&](const KeyPath&, stg_value& leaf) {
-    if (leaf.type != STG_TENSOR) return;
-    const MemoryRange range = memory_range(leaf.as.tensor->view);
-    const bool aliases = std::any_of(borrowed.begin(), borrowed.end(), [&](const MemoryRange& other) {
-      return range.begin < other.end && other.begin < range.end;
-    });
-    if (!aliases) return;
-    TensorPtr copy = copy_tensor(leaf.as.tensor->view);
-    TensorPtr before{leaf.as.tensor};
-    leaf.as.tensor = copy.release();
-  });
-  return outputs;
-}
-
 }  // namespace stratagem

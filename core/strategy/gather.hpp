@@ -26,7 +26,4 @@ TensorPtr combine_losses(const std::vector<const stg_value*>& losses, const std:
 /// Replaces the loss in gathered outputs (a tensor, or the entry "loss").
 Tree with_loss(Tree outputs, TensorPtr loss);
 
-/// Copies every tensor of `outputs` that lies in the memory of a tensor of `batch`.
-Tree without_aliases(Tree outputs, const stg_value& batch);
-
 }  // namespace stratagem

@@ -74,12 +74,11 @@ class SetReduction {
     if (is_small) {
       part(0);
     } else {
-      workers.run(call, {{"reduce", part}}, true);
+      workers.run(call, {{"reduce", part}});
     }
   }
 
-  // Nothing can fail any more.
-  void hand_out() noexcept {
+  void hand_out() {
     for (uint64_t g = 0; g < slots_.size(); ++g) {
       for (size_t s = 0; s < slots_[g].memory.size(); ++s) {
         Slot& slot = slots_[g];

@@ -5,6 +5,7 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
 
 #include <cstring>
 
@@ -49,6 +50,7 @@ Optimizer::Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, c
     if (is_trained) check_updatable(root, p);
     for (auto& slot : state_) slot.push_back(is_trained ? flat_layout(root.parameters[p]->view).allocate() : nullptr);
   }
+  const c10::InferenceMode normal(false);  // the host's thread may be in it, and tensors made there can't be updated elsewhere
   for (const std::vector<FlatRange>& ranges : gradients.ranges()) {
     WorkerSlices& mine = workers_.emplace_back();
     for (const FlatRange& range : ranges) {

@@ -37,7 +37,7 @@ struct Options {
   stg_dtype floating_dtype{};       ///< of floating parameters, buffers and batch leaves; {0,0,0}: as they are
   std::optional<OptimizerOptions> optimizer;
   uint64_t seed = 0;
-  bool deterministic = false;  ///< what there is on a CPU is deterministic either way
+  bool deterministic = false;  ///< asked of the model; what the strategy does on a CPU is so either way
   uint32_t num_threads = 0;    ///< of all replicas together; 0: the process's
   bool split_in_chunks = false;
   bool lightning = false;  ///< as PyTorch Lightning does, where it differs

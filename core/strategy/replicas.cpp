@@ -108,13 +108,14 @@ void ReplicaSlot::describe() {
     buffer_pinned.push_back((buffer.flags & STG_PARAMETER_PINNED) != 0 && (buffer.tensor->flags & STG_TENSOR_READ_ONLY) == 0);
   }
   gradients.resize(parameters.size());
+  is_sum_own_.resize(parameters.size());
 }
 
 void ReplicaSlot::tell_changes() {
   if (!parameters_dirty) return;
-  parameters_dirty = false;
   const stg_model& table = model_.model().table();
   if (table.parameters_changed != nullptr) check(table.parameters_changed(model_.model().self(), model_.get()));
+  parameters_dirty = false;  // told once it knows
 }
 
 void ReplicaSlot::forward(stg_step_context context, Tree share) {
@@ -146,13 +147,15 @@ void ReplicaSlot::backward(double scale, bool detect_anomaly) {
   std::vector<TensorPtr> incoming(parameters.size());
   model_.backward(std::move(step.graph), scale,
                   [&](uint64_t index, TensorPtr gradient) { collect(index, std::move(gradient), seen, incoming); });
+  // A parameter that the model has frozen since setup is one without a gradient. A backward that names nothing is a mistake.
+  if (!parameters.empty() && std::find(seen.begin(), seen.end(), true) == seen.end()) {
+    throw invalid_argument("the model reported neither a gradient nor null for any parameter, ", parameter_infos[0].names[0],
+                           " the first of them");
+  }
   for (size_t p = 0; p < parameters.size(); ++p) {
-    if (!parameter_infos[p].requires_grad) continue;
-    const std::string& name = parameter_infos[p].names[0];
-    if (!seen[p]) throw invalid_argument("the model reported neither a gradient nor null for parameter ", p, ", ", name);
     if (!incoming[p]) continue;
     if (detect_anomaly && has_nan(incoming[p]->view))
-      throw Error{STG_OUT_OF_RANGE, concat("the gradient of ", name, " has a NaN")};
+      throw Error{STG_OUT_OF_RANGE, concat("the gradient of ", parameter_infos[p].names[0], " has a NaN")};
     accumulate(p, std::move(incoming[p]));
   }
 }
@@ -163,7 +166,12 @@ void ReplicaSlot::collect(uint64_t index, TensorPtr gradient, std::vector<bool>&
   const ParameterInfo& info = parameter_infos[index];
   if (seen[index]) throw invalid_argument("the gradient of ", info.names[0], " was reported twice in one backward");
   seen[index] = true;
-  if (!gradient || !info.requires_grad) return;
+  if (!gradient) return;
+  if (!info.requires_grad) {
+    throw failed_precondition(info.names[0],
+                              " has a gradient, but was frozen at setup, so there is no room for one; thaw it before ",
+                              "setup, or set up again");
+  }
   const stg_tensor_view& view = gradient->view;
   if (!same_dtype(view.dtype, info.dtype) || shape_of(view).size() != info.shape.size() ||
       !std::equal(info.shape.begin(), info.shape.end(), view.shape)) {
@@ -174,16 +182,22 @@ void ReplicaSlot::collect(uint64_t index, TensorPtr gradient, std::vector<bool>&
   incoming[index] = std::move(gradient);
 }
 
-// The first gradient of a window is adopted as autograd made it; further ones are added to it, in memory of the parameter's layout.
+// The first gradient of a window is adopted as autograd made it. It is only read: its memory may be another gradient's, too, or the
+// model's own (no deleter), which writes to it again. Further ones are added in memory of this replica's, of the parameter's layout.
 void ReplicaSlot::accumulate(uint64_t index, TensorPtr gradient) {
   TensorPtr& sum = gradients[index];
   const FlatLayout layout = flat_layout(parameters[index]->view);
-  if (!layout.fits(gradient->view)) gradient = layout.copy(gradient->view);
+  const bool is_copied = !layout.fits(gradient->view) || (!sum && gradient->deleter == nullptr);
+  if (is_copied) gradient = layout.copy(gradient->view);
   if (!sum) {
     sum = std::move(gradient);
+    is_sum_own_[index] = is_copied;
     return;
   }
-  if ((sum->flags & STG_TENSOR_READ_ONLY) != 0) sum = layout.copy(sum->view);
+  if (!is_sum_own_[index]) {
+    sum = layout.copy(sum->view);
+    is_sum_own_[index] = true;
+  }
   add_flat(sum->view, gradient->view);
 }
 

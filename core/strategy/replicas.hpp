@@ -43,7 +43,8 @@ class ReplicaSlot {
     try {
       body();
     } catch (...) {
-      throw describe_exception(std::current_exception()).within(concat("replica ", index_, " on ", device_name(device_), ", in ", phase), index_, device_);
+      throw describe_exception(std::current_exception())
+          .within(concat("replica ", index_, " on ", device_name(device_), ", in ", phase), index_, device_);
     }
   }
 
@@ -76,7 +77,8 @@ class ReplicaSlot {
   int32_t index_;
   stg_device device_;
   Replica model_;
-  int mode_ = -1;  // 1: training, 0: evaluation, -1: not told yet
+  std::vector<bool> is_sum_own_;  // by parameter: its entry of `gradients` may be written
+  int mode_ = -1;                 // 1: training, 0: evaluation, -1: not told yet
 };
 
 class Replicas {

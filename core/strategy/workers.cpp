@@ -19,7 +19,6 @@ namespace stratagem {
 
 namespace {
 
-constexpr uint32_t abandoned = UINT32_MAX;
 constexpr uint64_t poll_interval_ns = 20'000'000;  // how late abort and the cancel flag are seen at worst
 constexpr uint64_t grace_period_ns = 50'000'000;   // of the 100 ms in which a call must be back after its deadline
 
@@ -80,39 +79,34 @@ class BlockedSignals {
 }  // namespace
 
 struct Workers::Job {
-  Job(std::vector<Phase> list, size_t num_workers, bool borrows_argument)
-      : phases(std::move(list)), borrows(borrows_argument), failures(num_workers), num_phases_done(num_workers) {}
+  Job(std::vector<Phase> list, size_t num_workers)
+      : phases(std::move(list)), failures(num_workers), num_phases_done(num_workers) {}
 
   std::vector<Phase> phases;
-  bool borrows;
   // Errors, not exceptions: an exception object ends on the thread that threw it. Each written by its worker, read after the last meeting.
   std::vector<std::optional<Error>> failures;
-  std::optional<Error> serial_failure;
-  std::atomic<bool> failed{false};
-  std::atomic<uint32_t> num_arrived{0};
+  std::atomic<uint32_t> num_arrived{0};                // futex: threads that have done their part of the phase
   std::vector<std::atomic<uint32_t>> num_phases_done;  // by each worker: names whom a caller waits for
-  std::atomic<uint32_t> next{0};                       // futex: the phase to run; phases.size(): it is over; abandoned: given up
+  std::atomic<uint32_t> next{0};                       // futex: the phase to run; phases.size(): it is over
   std::atomic<uint32_t> num_inside{0};                 // futex: threads that are still in the job
-  std::mutex mutex;                                    // a serial part and giving up exclude each other
 
-  void fail(size_t worker) {
-    failures[worker] = describe_exception(std::current_exception());
-    failed.store(true, std::memory_order_release);
+  void take_part(uint32_t phase, size_t worker) {
+    try {
+      phases[phase].each(worker);
+    } catch (...) {
+      failures[worker] = describe_exception(std::current_exception());
+    }
+    num_phases_done[worker].store(phase + 1, std::memory_order_release);
   }
   void throw_failure() const {
     for (const std::optional<Error>& failure : failures) {
       if (failure) throw Error(*failure);
     }
-    if (serial_failure) throw Error(*serial_failure);
   }
-  void run_serial_part(uint32_t phase) {
-    if (failed.load(std::memory_order_acquire) || !phases[phase].then) return;
-    try {
-      phases[phase].then();
-    } catch (...) {
-      serial_failure = describe_exception(std::current_exception());
-      failed.store(true, std::memory_order_release);
-    }
+  // Lets the others go on; phases.size() ends the run.
+  void begin_phase(uint32_t phase) {
+    next.store(phase, std::memory_order_release);
+    futex_wake_all(next);
   }
 };
 
@@ -152,47 +146,62 @@ bool Workers::has_this_thread() const noexcept {
 void Workers::abort() noexcept {
   aborted_.store(true, std::memory_order_release);
   const std::lock_guard lock(mutex_);
-  if (job_) futex_wake_all(job_->next);
+  if (job_) futex_wake_all(job_->num_arrived);
 }
 
-void Workers::run(const Call& call, std::vector<Phase> phases, bool borrows) {
+void Workers::run(const Call& call, std::vector<Phase> phases) {
   if (aborted_.load(std::memory_order_acquire)) {
     Error error{STG_ABORTED, "the instance was aborted"};
     error.flags = STG_ERROR_INSTANCE_DRAINING;
     throw error;
   }
   call.check("the replicas to begin");
-  const auto job = std::make_shared<Job>(std::move(phases), size(), borrows);
-  if (threads_.empty()) return run_on_caller(call, *job);
+  const auto job = std::make_shared<Job>(std::move(phases), size());
+  hand_out(job);
+  try {
+    for (uint32_t phase = 0; phase < job->phases.size(); ++phase) {
+      run_phase(call, *job, phase);
+      // The last phase's workers don't wait for its serial part.
+      if (phase + 1 < job->phases.size()) job->begin_phase(phase + 1);
+    }
+  } catch (...) {
+    job->begin_phase(static_cast<uint32_t>(job->phases.size()));
+    hand_out(nullptr);
+    throw;
+  }
+  hand_out(nullptr);
+}
 
-  job->num_inside.store(static_cast<uint32_t>(threads_.size()), std::memory_order_relaxed);
+// Gives the threads a job; or, with null, says that there is none any more.
+void Workers::hand_out(const std::shared_ptr<Job>& job) {
+  if (threads_.empty()) return;
+  if (job) job->num_inside.store(static_cast<uint32_t>(threads_.size()), std::memory_order_relaxed);
   {
     const std::lock_guard lock(mutex_);
     job_ = job;
   }
+  if (!job) return;
   sequence_.fetch_add(1, std::memory_order_release);
   futex_wake_all(sequence_);
-  take_part(*job, 0, &call);
-  {
-    const std::lock_guard lock(mutex_);
-    job_.reset();
-  }
-  job->throw_failure();
 }
 
-void Workers::run_on_caller(const Call& call, Job& job) {
-  for (uint32_t phase = 0; phase < job.phases.size() && !job.failed; ++phase) {
-    for (size_t worker = 0; worker < size(); ++worker) {
-      if (job.phases[phase].interruptible && worker > 0) call.check(concat("replica ", worker, " in ", job.phases[phase].name));
-      try {
-        job.phases[phase].each(worker);
-      } catch (...) {
-        job.fail(worker);
-      }
+// The caller's side of a phase: its own part, the meeting, the serial part.
+void Workers::run_phase(const Call& call, Job& job, uint32_t phase) {
+  const Phase& current = job.phases[phase];
+  job.take_part(phase, 0);
+  if (threads_.empty()) {
+    for (size_t worker = 1; worker < size(); ++worker) {
+      if (current.interruptible) call.check(concat("replica ", worker, " in ", current.name));
+      job.take_part(phase, worker);
     }
-    job.run_serial_part(phase);
+  } else {
+    meet(call, job, phase);
   }
   job.throw_failure();
+  // Nobody was waited for where one thread does it all; what has been asked for in the meantime counts nevertheless.
+  if (current.interruptible && aborted_.load(std::memory_order_acquire)) give_up(job, phase, STG_ABORTED);
+  if (current.interruptible && call.cancelled()) give_up(job, phase, STG_CANCELLED);
+  if (current.then) current.then();
 }
 
 void Workers::work(size_t worker) {
@@ -208,79 +217,67 @@ void Workers::work(size_t worker) {
       job = job_;
     }
     if (!job) continue;  // it was given up before this thread awoke
-    take_part(*job, worker, nullptr);
+    follow(*job, worker);
     if (job->num_inside.fetch_sub(1, std::memory_order_acq_rel) == 1) futex_wake_all(job->num_inside);
   }
 }
 
-void Workers::take_part(Job& job, size_t worker, const Call* call) {
-  for (uint32_t phase = 0; phase < job.phases.size();) {
-    if (job.next.load(std::memory_order_acquire) == abandoned) return;
-    try {
-      job.phases[phase].each(worker);
-    } catch (...) {
-      job.fail(worker);
+// A thread's side of a job.
+void Workers::follow(Job& job, size_t worker) const {
+  const auto num_phases = static_cast<uint32_t>(job.phases.size());
+  for (uint32_t phase = 0; phase < num_phases;) {
+    job.take_part(phase, worker);
+    // After the last arrival the caller may begin the next phase, where this is counted anew.
+    if (job.num_arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_.size()) futex_wake_all(job.num_arrived);
+    if (phase + 1 == num_phases) return;
+    uint32_t next = spin_until_changed(job.next, phase, num_spins_);
+    while (next == phase) {
+      futex_wait(job.next, phase);
+      next = job.next.load(std::memory_order_acquire);
     }
-    job.num_phases_done[worker].store(phase + 1, std::memory_order_release);
-    arrive(job, phase);
-    const bool is_last = phase + 1 == job.phases.size();
-    if (worker != 0 && is_last) return;
-    phase = wait_for_next(job, phase, call);
+    phase = next;
   }
 }
 
-void Workers::arrive(Job& job, uint32_t phase) {
-  if (job.num_arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < size()) return;
-  const std::lock_guard lock(job.mutex);
-  if (job.next.load(std::memory_order_relaxed) == abandoned) return;
-  job.num_arrived.store(0, std::memory_order_relaxed);
-  job.run_serial_part(phase);
-  job.next.store(job.failed ? static_cast<uint32_t>(job.phases.size()) : phase + 1, std::memory_order_release);
-  futex_wake_all(job.next);
-}
-
-// Returns the phase to run next; a number past the last one ends the worker's part.
-uint32_t Workers::wait_for_next(Job& job, uint32_t phase, const Call* call) {
-  uint32_t next = spin_until_changed(job.next, phase, num_spins_);
-  while (next == phase) {
+// Waits until all threads have done their part.
+void Workers::meet(const Call& call, Job& job, uint32_t phase) {
+  const auto num_threads = static_cast<uint32_t>(threads_.size());
+  uint32_t arrived = job.num_arrived.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < num_spins_ && arrived != num_threads; ++i) {
+    pause_briefly();
+    arrived = job.num_arrived.load(std::memory_order_acquire);
+  }
+  while (arrived != num_threads) {
     uint64_t until_ns = 0;
-    if (call != nullptr && job.phases[phase].interruptible) {
+    if (job.phases[phase].interruptible) {
       if (aborted_.load(std::memory_order_acquire)) give_up(job, phase, STG_ABORTED);
-      if (call->cancelled()) give_up(job, phase, STG_CANCELLED);
-      if (call->past_deadline()) give_up(job, phase, STG_DEADLINE_EXCEEDED);
+      if (call.cancelled()) give_up(job, phase, STG_CANCELLED);
+      if (call.past_deadline()) give_up(job, phase, STG_DEADLINE_EXCEEDED);
       until_ns = now_ns() + poll_interval_ns;
-      if (call->has_deadline()) until_ns = std::min(until_ns, call->deadline_ns());
+      if (call.has_deadline()) until_ns = std::min(until_ns, call.deadline_ns());
     }
-    futex_wait(job.next, phase, until_ns);
-    next = job.next.load(std::memory_order_acquire);
+    futex_wait(job.num_arrived, arrived, until_ns);
+    arrived = job.num_arrived.load(std::memory_order_acquire);
   }
-  return next;
+  job.num_arrived.store(0, std::memory_order_relaxed);
 }
 
-// Ends the run for the caller, unless the meeting took place in the meantime.
+// Ends the run for the caller. Threads that are still in the model's code leave when they come back.
 void Workers::give_up(Job& job, uint32_t phase, uint32_t code) {
-  {
-    const std::lock_guard lock(job.mutex);
-    if (job.next.load(std::memory_order_relaxed) != phase) return;
-    job.next.store(abandoned, std::memory_order_release);
-  }
-  futex_wake_all(job.next);
+  job.begin_phase(static_cast<uint32_t>(job.phases.size()));
   std::vector<std::string> awaited;
   for (size_t worker = 1; worker < size(); ++worker) {
     if (job.num_phases_done[worker].load(std::memory_order_acquire) <= phase) awaited.push_back(std::to_string(worker));
   }
   const uint64_t patience_ns = now_ns() + grace_period_ns;
   uint32_t inside = job.num_inside.load(std::memory_order_acquire);
-  while (inside != 0 && (job.borrows || now_ns() < patience_ns)) {
-    futex_wait(job.num_inside, inside, job.borrows ? 0 : patience_ns);
+  while (inside != 0 && now_ns() < patience_ns) {
+    futex_wait(job.num_inside, inside, patience_ns);
     inside = job.num_inside.load(std::memory_order_acquire);
   }
-  {
-    const std::lock_guard lock(mutex_);
-    job_.reset();
-  }
   const char* reason = code == STG_ABORTED ? "aborted" : code == STG_CANCELLED ? "cancelled" : "the deadline passed";
-  Error error{code, concat(reason, " while waiting for replica ", join(awaited), " in ", job.phases[phase].name)};
+  Error error{
+      code, concat(reason, awaited.empty() ? "" : " while waiting for replica " + join(awaited), " in ", job.phases[phase].name)};
   if (inside != 0 || code == STG_ABORTED) error.flags = STG_ERROR_INSTANCE_DRAINING;
   if (inside != 0) error.message += concat("; ", inside, " of them did not come back: only abort and destroy are legal now");
   throw error;

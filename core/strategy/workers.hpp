@@ -2,16 +2,17 @@
 //
 // A thread per replica, kept for the run. The caller of run() is worker 0, so that one replica needs no thread at all.
 //
-// A run is a list of phases; in each, every worker does its part, and all meet before the next phase begins. The last one to arrive
-// at a meeting does the phase's serial part (`then`) before the others go on. Something thrown anywhere ends the run at the next
-// meeting: what follows is skipped by all.
+// A run is a list of phases; in each, every worker does its part, and all meet before the next phase begins. At a meeting the caller
+// does the phase's serial part (`then`) before the others go on: so what of the host's is called there is called on its own thread,
+// which may hold its locks. Something thrown anywhere ends the run at the next meeting: what follows is skipped by all.
 //
-//   worker 0 (caller)   forward, backward |            | reduce, update its range |
-//   worker 1            forward, backward | then: loss | reduce, update its range |
+//   worker 0 (caller)   forward, backward | then: loss | reduce, update its range |
+//   worker 1            forward, backward |            | reduce, update its range |
 //
-// Waiting is a short spin, then a futex. Only the caller watches deadline, cancel flag and abort, and only while it waits in a phase
-// that is `interruptible` (one that runs a model's code): it then gives the run up. Workers that are still in the model's code leave
-// when they come back; what a phase captures must therefore be owned by it (a shared_ptr), never be a local of the caller.
+// Waiting is a short spin, then a futex. Only the caller watches deadline, cancel flag and abort, and only in a phase that is
+// `interruptible` (one that runs a model's code): while it waits there it gives the run up, and at its meeting too if it was cancelled
+// or aborted. Workers that are still in the model's code leave when they come back; what a phase captures must therefore be owned by
+// it (a shared_ptr), never be a local of the caller.
 //
 // Requires: run, and the destructor, from one thread at a time. Guarantees: abort from any thread.
 #pragma once
@@ -53,21 +54,21 @@ class Workers {
   /// Whether it is one of these threads that calls.
   bool has_this_thread() const noexcept;
 
-  /// Runs the phases. Throws what the worker with the smallest number threw, as an Error. When the run is given up: with `borrows`, once the last
-  /// worker has left; else at once, with STG_ERROR_INSTANCE_DRAINING if some worker did not leave within the grace period.
-  void run(const Call& call, std::vector<Phase> phases, bool borrows = false);
+  /// Runs the phases. Throws what the worker with the smallest number threw, as an Error. When the run is given up: with
+  /// STG_ERROR_INSTANCE_DRAINING if some worker did not leave within the grace period.
+  void run(const Call& call, std::vector<Phase> phases);
 
   /// Makes a run in progress end with STG_ABORTED, and every later one.
   void abort() noexcept;
 
  private:
   struct Job;
-  void run_on_caller(const Call& call, Job& job);
+  void hand_out(const std::shared_ptr<Job>& job);
+  void run_phase(const Call& call, Job& job, uint32_t phase);
+  void meet(const Call& call, Job& job, uint32_t phase);
+  [[noreturn]] void give_up(Job& job, uint32_t phase, uint32_t code);
   void work(size_t worker);
-  void take_part(Job& job, size_t worker, const Call* call);
-  void arrive(Job& job, uint32_t phase);
-  uint32_t wait_for_next(Job& job, uint32_t phase, const Call* call);
-  void give_up(Job& job, uint32_t phase, uint32_t code);
+  void follow(Job& job, size_t worker) const;
 
   Options options_;
   uint32_t num_spins_;

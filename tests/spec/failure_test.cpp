@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
+#include <mutex>
 #include <thread>
 
 #include "spec/instance.hpp"
@@ -180,7 +181,7 @@ TEST_CASE("detect_anomaly names a NaN in the loss or in a gradient") {
     const auto model = linear_model(1);
     const auto step = model->on_step;
     model->on_step = [step, in_loss](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
-      CHECK((context.flags & STG_STEP_DETECT_ANOMALY) != 0);
+      if ((context.flags & STG_STEP_DETECT_ANOMALY) == 0) throw internal("the flag didn't arrive");
       ToyStep made = step(replica, context, batch);
       if (in_loss) {
         made.outputs = scalar(std::nan(""));
@@ -215,17 +216,43 @@ TEST_CASE("a deadline that passes while a replica computes returns in time, and 
   is_stuck = false;  // destroy joins
 }
 
-TEST_CASE("a deadline with a borrowed batch returns once its last reader is done, and the instance stays usable") {
+TEST_CASE("a lent batch is the host's again at a deadline too, whatever a late replica still reads") {
+  std::atomic<bool> is_slow{true};
+  std::atomic<double> seen{0};
+  const auto model = counting_model([&](const stg_step_context& context) {
+    while (context.replica == 1 && is_slow) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  const auto step = model->on_step;
+  model->on_step = [&, step](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
+    ToyStep made = step(replica, context, batch);
+    if (context.replica == 1) seen = element(batch, "x", 0);
+    return made;
+  };
+  {
+    Instance instance("data_parallel", config(2));
+    instance.setup(*model);
+    stg_call call = sized<stg_call>();
+    call.deadline_ns = now_ns() + 20'000'000;
+    Tree batch = batch_of({1, 2});
+    const Error error = train_with(instance, call, Tree::view(batch.root()));
+    CHECK(error.code == STG_DEADLINE_EXCEEDED);
+    CHECK(instance.status().state == STG_STATE_DRAINING);
+    first_element<float>(find(batch.root(), "x")->as.tensor->view)[1] = 1000;
+    is_slow = false;
+  }
+  CHECK(seen == 2);
+}
+
+TEST_CASE("a replica that is late, but back within the grace period, leaves the instance as before the step") {
   std::atomic<bool> is_slow{true};
   const auto model = counting_model([&](const stg_step_context& context) {
-    if (context.replica == 1 && is_slow) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    if (context.replica == 1 && is_slow) std::this_thread::sleep_for(std::chrono::milliseconds(40));
   });
   Instance instance("data_parallel", config(2));
   instance.setup(*model);
   stg_call call = sized<stg_call>();
   call.deadline_ns = now_ns() + 20'000'000;
-  const Tree batch = batch_of({1, 2});
-  const Error error = train_with(instance, call, Tree::view(batch.root()));
+  const Error error = train_with(instance, call, batch_of({1, 2}));
   CHECK(error.code == STG_DEADLINE_EXCEEDED);
   CHECK((error.flags & STG_ERROR_INSTANCE_USABLE) != 0);
   CHECK(instance.value("count") == 0);
@@ -234,6 +261,105 @@ TEST_CASE("a deadline with a borrowed batch returns once its last reader is done
   instance.train(batch_of({1, 1}));
   CHECK(instance.value("weight") == 0);
   CHECK(instance.value("count") == 1);
+}
+
+TEST_CASE("where nobody is waited for, the cancel flag and abort end a step before its update") {
+  for (const std::string strategy : {"single_device", "data_parallel"}) {
+    for (const bool aborts : {false, true}) {
+      uint32_t cancel = 0;
+      Instance* aborted = nullptr;
+      const auto model = counting_model([&](const stg_step_context&) {
+        if (aborts) {
+          aborted->api.abort(aborted->self);
+        } else {
+          std::atomic_ref(cancel).store(1);
+        }
+      });
+      Instance instance(strategy, config(1));
+      aborted = &instance;
+      instance.setup(*model);
+      stg_call call = sized<stg_call>();
+      call.cancel = &cancel;
+      const Error error = train_with(instance, call, batch_of({1, 2}));
+      CHECK(error.code == (aborts ? STG_ABORTED : STG_CANCELLED));
+      CHECK(model->num_graphs == 0);
+      if (aborts) continue;
+      CHECK(instance.value("weight") == 1);
+      CHECK(instance.value("count") == 0);
+      CHECK(instance.status().num_updates == 0);
+    }
+  }
+}
+
+namespace {
+
+// What a callback waits for: the host holds it around train_batch.
+std::recursive_mutex host_lock;
+
+// A metric whose reduction takes the host's lock. Never freed.
+stg_opaque& locking_metric() {
+  static stg_opaque metric = [] {
+    stg_opaque made = sized<stg_opaque>();
+    made.type_name = to_abi("metric");
+    made.retain = [](stg_opaque*) {};
+    made.release = [](stg_opaque*) {};
+    made.reduce = [](stg_opaque* const* objects, uint64_t, stg_opaque** out) -> stg_error* {
+      const std::lock_guard lock(host_lock);
+      *out = objects[0];
+      return nullptr;
+    };
+    return made;
+  }();
+  return metric;
+}
+
+}  // namespace
+
+TEST_CASE("a lock that the host holds around a step is no trap for what is called back") {
+  struct Tracing {
+    bool in_all_phases;
+    stg_host table = sized<stg_host>();
+  };
+  for (const bool in_all_phases : {false, true}) {
+    Tracing tracing{in_all_phases};
+    tracing.table.self = &tracing;
+    tracing.table.trace_begin = [](void* self, stg_string phase, int32_t) {
+      const bool is_of_model = text_of(phase) == "forward" || text_of(phase) == "backward";
+      if (static_cast<Tracing*>(self)->in_all_phases || !is_of_model) const std::lock_guard lock(host_lock);
+    };
+    const auto model = linear_model(1);
+    const auto step = model->on_step;
+    model->on_step = [step](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
+      ToyStep made = step(replica, context, batch);
+      std::get<Dict>(made.outputs.data).emplace_back("metric", OpaquePtr{&locking_metric()});
+      return made;
+    };
+    Instance instance("data_parallel", config(2), &tracing.table);
+    instance.setup(*model);
+    stg_update_args update = sized<stg_update_args>();
+    update.lr = 1;
+    Tree batch = batch_of({1, 1});
+    stg_step_args args = sized<stg_step_args>();
+    args.batch = batch.argument();
+    args.flags = STG_BATCH_LAST_MICRO_BATCH;
+    args.update = &update;
+    stg_step_result result = sized<stg_step_result>();
+    stg_call call = sized<stg_call>();
+    call.deadline_ns = now_ns() + (in_all_phases ? 50'000'000u : 60'000'000'000u);
+    const std::lock_guard lock(host_lock);
+    stg_error* failure = instance.api.train_batch(instance.self, &call, &args, &result, nullptr);
+    if (in_all_phases) {
+      // Replica 1 can't even begin: that is told at the deadline.
+      const Error error = error_of([&] { check(failure); });
+      CHECK(error.code == STG_DEADLINE_EXCEEDED);
+      CHECK_THAT(error.message, Catch::Contains("replica 1"));
+    } else {
+      check(failure);
+      const Tree outputs{result.outputs};
+      CHECK(find(outputs.root(), "metric")->type == STG_OPAQUE);
+      CHECK(instance.value("weight") == 0);
+    }
+  }
 }
 
 TEST_CASE("the cancel flag and abort end a step that waits") {

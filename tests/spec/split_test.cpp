@@ -44,7 +44,7 @@ std::unique_ptr<ToyModel> echo_model(Recorder& recorder) {
         } else {
           step.outputs = take(copy_tree(batch));
         }
-        CHECK(replica.args.device.index == context.device.index);
+        if (replica.args.device.index != context.device.index) throw internal("a step on another replica's device");
         return step;
       });
 }
@@ -178,7 +178,7 @@ TEST_CASE("a batch with no tensor runs once, on the root, with a warning once") 
   int num_runs = 0;
   std::vector<ToyParameter> parameters{{{"weight"}, {1}, {0}}};
   ToyModel model(parameters, [&](ToyReplica&, const stg_step_context& context, const stg_value&) {
-    CHECK(context.replica == 0);
+    if (context.replica != 0) throw internal("not on the root");
     ++num_runs;
     ToyStep step;
     step.outputs = scalar(0);
@@ -236,7 +236,7 @@ TEST_CASE("64-true makes floating leaves and parameters float64 and leaves integ
     const std::lock_guard lock(mutex);
     for (const char* key : {"x", "i", "s"}) types.push_back(dtype_name(find(batch, key)->as.tensor->view.dtype));
     types.push_back(dtype_name(replica.parameters[0]->view.dtype));
-    CHECK(element(batch, "x", 0) == 0.5);
+    if (element(batch, "x", 0) != 0.5) types.emplace_back("another value");
     return ToyStep{};
   });
   for (const std::string strategy : {"single_device", "data_parallel"}) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // docs/semantics.md, "Gradients": weights, denominators, accumulation, clipping.
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -84,6 +85,15 @@ TEST_CASE("compat lightning takes the mean over the shares that ran") {
   CHECK(instance.value("weight") == 1 - 1.5);
 }
 
+TEST_CASE("compat lightning takes the mean of a window's micro-batches, each counting alike") {
+  const auto model = linear_model();
+  Instance instance("data_parallel", config(2, lightning));
+  instance.setup(*model);
+  instance.accumulate(batch_of({1, 1, 3, 3}));
+  instance.train(batch_of({5}));
+  CHECK(instance.value("weight") == -((1.0 + 3.0) / 2 + 5.0) / 2);
+}
+
 TEST_CASE("a step's own denominators are the weights") {
   // 7 of 8 in one share, 2 of 8 in the other: the mean over 9.
   const std::vector<double> tokens{1, 2, 3, 4, 5, 6, 7, 0, 8, 0, 0, 0, 9, 0, 0, 0};
@@ -124,6 +134,11 @@ TEST_CASE("a total denominator of 0 skips the update with a warning") {
   CHECK(instance.status().num_updates == 0);
   REQUIRE(host.messages.size() == 1);
   CHECK_THAT(host.messages[0], Catch::Contains("denominators"));
+  // Nothing was measured where nothing is clipped.
+  CHECK(std::isnan(instance.train(batch_of({0, 0}), 1, STG_CLIP_NORM, 1).update.gradient_norm));
+  instance.accumulate(batch_of({0, 0}));
+  CHECK(std::isnan(instance.optimizer_step(1, STG_CLIP_NORM, 1).gradient_norm));
+  host.messages.clear();
   // The same through the single functions; and the next window is not poisoned.
   instance.training_step(batch_of({0, 0}));
   instance.backward(true);
@@ -165,6 +180,36 @@ TEST_CASE("accumulating micro-batches of 5, 5 and 2 equals one batch of 12") {
     CHECK(instance.status().num_micro_batches == 0);
     CHECK(instance.status().num_updates == 1);
   }
+}
+
+TEST_CASE("gradients that lie in the model's own memory, without a deleter, are accumulated like any other") {
+  const auto model = linear_model();
+  model->table.backward = [](void* self, stg_replica* replica, stg_graph* graph, double scale, uint32_t,
+                             const stg_gradient_sink* sink) {
+    static const auto original = linear_model()->table.backward;
+    struct Own {
+      const stg_gradient_sink* sink;
+      float memory = 0;
+      TensorPtr tensor;
+    };
+    static Own own;
+    own.sink = sink;
+    stg_gradient_sink between = sized<stg_gradient_sink>();
+    between.ready = [](void*, uint64_t index, stg_tensor* gradient, const stg_stream*) {
+      const TensorPtr given{gradient};
+      own.memory = *first_element<float>(given->view);
+      own.tensor = make_tensor(nullptr, &own.memory, float32, {1});
+      own.tensor->deleter = nullptr;
+      return own.sink->ready(own.sink->self, index, own.tensor.get(), nullptr);
+    };
+    return original(self, replica, graph, scale, 0, &between);
+  };
+  Instance instance("single_device", config(1));
+  instance.setup(*model);
+  instance.accumulate(batch_of({1}));
+  instance.accumulate(batch_of({2}));
+  instance.train(batch_of({6}));
+  CHECK(instance.value("weight") == -3);
 }
 
 TEST_CASE("a last window of fewer micro-batches steps with what it has") {
@@ -273,7 +318,7 @@ TEST_CASE("parameters without a gradient on any replica keep none, on some they 
   ToyModel model(parameters, [](ToyReplica&, const stg_step_context& context, const stg_value&) {
     ToyStep step;
     step.outputs = scalar(0);
-    step.gradients = {{}, {}, {5}};
+    step.gradients = {{}, {}, {}};
     if (context.replica == 1) step.gradients[1] = {2};
     return step;
   });
@@ -292,6 +337,63 @@ TEST_CASE("parameters without a gradient on any replica keep none, on some they 
   CHECK(instance.value("frozen") == 1);
   const Tree state = instance.export_state();
   CHECK(find(*find(*find(state.root(), "optimizer"), "per_parameter"), "never") == nullptr);
+}
+
+TEST_CASE("a parameter that was frozen since setup has no gradient, one that was thawed since is an error") {
+  std::vector<ToyParameter> parameters{{{"trained"}, {1}, {1}}, {{"frozen"}, {1}, {1}, STG_PARAMETER_PINNED}};
+  ToyModel model(parameters, [](ToyReplica&, const stg_step_context&, const stg_value& batch) {
+    ToyStep step;
+    step.outputs = scalar(0);
+    step.gradients = {{1}, {}};
+    if (element(batch, "x", 0) == 2) step.gradients[1] = {1};
+    return step;
+  });
+  Instance instance("data_parallel", config(2));
+  instance.setup(model);
+  const Error error = error_of([&] { instance.train(batch_of({2, 2})); });
+  CHECK(error.code == STG_FAILED_PRECONDITION);
+  CHECK_THAT(error.message, Catch::Contains("frozen has a gradient") && Catch::Contains("set up again"));
+  CHECK(instance.value("trained") == 1);
+
+  // Reports the gradients but for those of "trained".
+  model.table.backward = [](void* self, stg_replica* replica, stg_graph* graph, double, uint32_t, const stg_gradient_sink* sink) {
+    static_cast<ToyModel*>(self)->table.release_graph(self, replica, graph);
+    return sink->ready(sink->self, 1, nullptr, nullptr);
+  };
+  Instance freezing("data_parallel", config(2));
+  freezing.setup(model);
+  CHECK(freezing.train(batch_of({1, 1})).update.outcome == STG_UPDATE_DONE);
+  CHECK(freezing.value("trained") == 1);
+}
+
+TEST_CASE("a model that fails to hear of new parameters is told again") {
+  static bool fails;
+  fails = true;
+  const auto model = linear_model();
+  static int num_told;
+  num_told = 0;
+  model->table.parameters_changed = [](void*, stg_replica*) -> stg_error* {
+    if (std::exchange(fails, false)) return to_abi(Error{STG_RESOURCE_EXHAUSTED, "no memory for the packed weights"});
+    ++num_told;
+    return nullptr;
+  };
+  Instance instance("single_device", config(1));
+  instance.setup(*model);
+  instance.train(batch_of({1}));
+  CHECK(error_of([&] { instance.train(batch_of({1})); }).code == STG_RESOURCE_EXHAUSTED);
+  CHECK(num_told == 0);
+  instance.train(batch_of({1}));
+  CHECK(num_told == 1);
+}
+
+TEST_CASE("a batch for fewer replicas leaves no graph of the step before it") {
+  const auto model = linear_model();
+  Instance instance("data_parallel", config(2));
+  instance.setup(*model);
+  instance.training_step(batch_of({1, 1, 1, 1}));
+  CHECK(model->num_graphs == 2);
+  instance.train(batch_of({1}));
+  CHECK(model->num_graphs == 0);
 }
 
 TEST_CASE("batch size 1 with two devices trains") {
@@ -346,10 +448,10 @@ TEST_CASE("steps out of order are refused in words") {
 
 TEST_CASE("evaluating leaves every weight unchanged, bitwise, and predicts the same rows in the same order") {
   std::vector<ToyParameter> parameters{{{"weight"}, {1}, {0.3}}};
-  ToyModel model(parameters, [](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
-    CHECK_FALSE(replica.is_training);
-    CHECK((context.flags & STG_STEP_INFERENCE) != 0);
-    CHECK((context.flags & STG_STEP_GRADIENT) == 0);
+  std::atomic<bool> all_in_inference{true};  // Catch2's macros are for one thread
+  ToyModel model(parameters, [&](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
+    const uint32_t mode = context.flags & (STG_STEP_INFERENCE | STG_STEP_GRADIENT);
+    if (replica.is_training || mode != STG_STEP_INFERENCE) all_in_inference = false;
     std::vector<double> out;
     for (int64_t i = 0; i < num_rows(batch, "x"); ++i) out.push_back(replica.value(0, 0) * element(batch, "x", i));
     ToyStep step;
@@ -365,6 +467,7 @@ TEST_CASE("evaluating leaves every weight unchanged, bitwise, and predicts the s
     CHECK(model_bytes(instance.export_state()) == before);
   }
   for (const auto& prediction : predictions) CHECK(prediction == predictions[0]);
+  CHECK(all_in_inference);
 }
 
 TEST_CASE("after each step all replicas' parameters are bitwise equal, shared or not") {
@@ -426,7 +529,7 @@ TEST_CASE("a borrowed batch may be overwritten between training_step and backwar
   CHECK(instance.value("weight") == -3);
 }
 
-TEST_CASE("the host's trace sees each phase of each replica begin and end") {
+TEST_CASE("the host's trace sees each phase begin and end, those in the model's code for each replica") {
   struct Trace {
     std::mutex mutex;
     std::map<std::string, int> open, done;
@@ -450,9 +553,10 @@ TEST_CASE("the host's trace sees each phase of each replica begin and end") {
   instance.setup(*model);
   instance.train(batch_of({1, 2}));
   std::map<std::string, int> once;
-  for (const char* phase : {"forward", "backward", "reduce", "update"}) {
+  for (const char* phase : {"forward", "backward"}) {
     for (const char* replica : {" 0", " 1"}) once[std::string(phase) + replica] = 1;
   }
+  for (const char* phase : {"reduce 0", "update 0"}) once[phase] = 1;  // the calling thread's stand for all
   CHECK(trace.done == once);
   for (const auto& [phase, count] : trace.open) CHECK(count == 0);
 }

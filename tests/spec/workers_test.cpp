@@ -106,6 +106,45 @@ TEST_CASE("a phase that runs no foreign code isn't given up") {
   CHECK(num_done == 1);
 }
 
+TEST_CASE("what was cancelled or aborted in a part ends the run at the meeting, before the serial part") {
+  for (const bool on_caller_thread : {false, true}) {
+    for (const size_t num_workers : {1, 3}) {
+      for (const bool aborts : {false, true}) {
+        Workers workers({num_workers, on_caller_thread});
+        uint32_t cancel = 0;
+        stg_call abi{};
+        abi.struct_size = sizeof abi;
+        abi.cancel = &cancel;
+        std::atomic<int> num_later{0};
+        const auto part = [&](size_t worker) {
+          if (worker + 1 != num_workers) return;
+          if (aborts) {
+            workers.abort();
+          } else {
+            std::atomic_ref(cancel).store(1);
+          }
+        };
+        const Error error = error_of([&] {
+          workers.run(Call{&abi}, {{"work", part, [&] { ++num_later; }, true}, {"later", [&](size_t) { ++num_later; }}});
+        });
+        CHECK(error.code == (aborts ? STG_ABORTED : STG_CANCELLED));
+        CHECK(((error.flags & STG_ERROR_INSTANCE_DRAINING) != 0) == aborts);
+        CHECK(num_later == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("serial parts run on the calling thread") {
+  Workers workers({4});
+  for (int round = 0; round < 20; ++round) {
+    std::thread::id serial;
+    workers.run(Call{}, {{"work", [&](size_t worker) { sleep_ms(worker == 3 ? 1 : 0); },
+                          [&] { serial = std::this_thread::get_id(); }, true}});
+    CHECK(serial == std::this_thread::get_id());
+  }
+}
+
 TEST_CASE("a deadline that has passed before the work begins is told at once") {
   Workers workers({2});
   const stg_call abi = call_with_deadline(0);
