@@ -202,10 +202,10 @@ TEST_CASE("What a model's constructor throws before the start is about its optio
 }
 
 TEST_CASE("What a strategy says about its devices has the config's pointer") {
-  const Run run("single_device");
-  const Finished fit = run.fit({"strategy.devices=2"});
+  const Run run("data_parallel");
+  const Finished fit = run.fit({"strategy.devices=[0,0]"});
   CHECK(fit.code == 2);
-  CHECK(fit.err == Contains{"strategy \"single_device\": /strategy/devices is 2"});
+  CHECK(fit.err == Contains{"strategy \"data_parallel\": /strategy/devices/1: cpu:0 stands twice"});
 }
 
 TEST_CASE("A result that can't be written ends with 1, though the training is done and saved") {
