@@ -40,7 +40,8 @@ class Host {
 /// Refuses an unknown kind and a reserved field that is set; concat(where...) names the stream.
 template <class... Where>
 void check_stream(const stg_stream& stream, const Where&... where) {
-  if (stream.kind > STG_STREAM_PER_THREAD_DEFAULT) throw invalid_argument(where..., ".kind is ", stream.kind, "; known are 0 and 1");
+  if (stream.kind > STG_STREAM_PER_THREAD_DEFAULT)
+    throw invalid_argument(where..., ".kind is ", stream.kind, "; known are 0 and 1");
   if (stream.reserved != 0) throw invalid_argument(where..., ".reserved is ", stream.reserved, "; it must be 0");
 }
 
