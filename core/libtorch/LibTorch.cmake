@@ -12,7 +12,10 @@ if(NOT TARGET torch::cudart)
 endif()
 set(kineto_LIBRARY unused)  # only the static build has one; without this a warning that it was not found
 find_package(Torch 2.11 REQUIRED)
-set(STRATAGEM_TORCH_VERSION ${Torch_VERSION})
+if(Torch_VERSION VERSION_GREATER_EQUAL 2.16)
+  message(WARNING "LibTorch ${Torch_VERSION} is newer than any that Stratagem was built with (2.11 to 2.15).")
+endif()
+set(STRATAGEM_TORCH_VERSION ${Torch_VERSION} CACHE INTERNAL "what plugins say in their note")
 if(TARGET caffe2::mkl)
   # The wheel's own build machine, which would end up in our RUNPATH.
   set_property(TARGET caffe2::mkl PROPERTY INTERFACE_LINK_DIRECTORIES "")
@@ -27,9 +30,15 @@ target_link_libraries(stratagem_libtorch INTERFACE torch_cpu_library)
 separate_arguments(torch_cxx_flags UNIX_COMMAND "${TORCH_CXX_FLAGS}")  # the C++ library's ABI, in older builds
 target_compile_options(stratagem_libtorch INTERFACE ${torch_cxx_flags})
 
-# The CUDA compiler: the one beside the wheel, else the user's. The language is enabled by the targets that need it.
+# The CUDA compiler: the user's, by the usual variables, else the one beside the wheel. The language is enabled by the targets that
+# need it.
+foreach(compiler "${CMAKE_CUDA_COMPILER}" "$ENV{CUDACXX}")
+  if(compiler AND NOT STRATAGEM_NVCC)
+    set(STRATAGEM_NVCC ${compiler} CACHE FILEPATH "CUDA compiler" FORCE)
+  endif()
+endforeach()
 find_program(STRATAGEM_NVCC nvcc
-  HINTS ${TORCH_INSTALL_PREFIX}/../nvidia/cu13/bin ${CUDAToolkit_ROOT}/bin ENV CUDACXX ENV CUDA_PATH
+  HINTS ${CUDAToolkit_ROOT}/bin $ENV{CUDAToolkit_ROOT}/bin $ENV{CUDA_PATH}/bin ${TORCH_INSTALL_PREFIX}/../nvidia/cu13/bin
   PATHS /usr/local/cuda/bin
   DOC "CUDA compiler")
 if(STRATAGEM_NVCC)

@@ -10,7 +10,6 @@
 #include <dlfcn.h>
 #include <stratagem/plugin.h>
 
-#include <catch2/catch.hpp>
 #include <functional>
 #include <map>
 #include <string>
@@ -21,6 +20,9 @@
 #include "base/model.hpp"
 #include "model/tensor_model.hpp"
 #include "torch/bridge.hpp"
+
+// Last, since LibTorch has a CHECK, too.
+#include "support/catch.hpp"
 
 namespace stratagem::test {
 

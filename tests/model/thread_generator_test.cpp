@@ -14,12 +14,14 @@
 #include <ATen/ops/randperm.h>
 
 #include <array>
-#include <catch2/catch.hpp>
 #include <functional>
 #include <thread>
 #include <vector>
 
 #include "torch/runtime/thread_generator.hpp"
+
+// Last, since LibTorch has a CHECK, too.
+#include "support/catch.hpp"
 
 using stratagem::ThreadGenerator;
 

@@ -10,7 +10,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <array>
-#include <catch2/catch.hpp>
 #include <numeric>
 #include <thread>
 
@@ -22,8 +21,11 @@
 #include "torch/threads.hpp"
 #include "torch/warnings.hpp"
 
+// Last, since LibTorch has a CHECK, too.
+#include "support/catch.hpp"
+
 using namespace stratagem;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 namespace {
 
