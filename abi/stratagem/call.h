@@ -18,8 +18,8 @@ STG_EXTERN_C_BEGIN
  * read only when about to block. */
 typedef struct stg_call {
   uint64_t struct_size;
-  uint64_t deadline_ns;   /* CLOCK_MONOTONIC, in nanoseconds; 0: none */
-  const uint32_t *cancel; /* borrowed; read atomically; nonzero: return STG_CANCELLED as soon as possible; null: none */
+  uint64_t deadline_ns;      /* CLOCK_MONOTONIC, in nanoseconds; 0: none */
+  const uint32_t *cancel;    /* borrowed; read atomically; nonzero: return STG_CANCELLED as soon as possible; null: none */
   const stg_stream *streams; /* borrowed; the caller's stream on each device where it is not the default one */
   uint64_t num_streams;
 } stg_call;

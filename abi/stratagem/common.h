@@ -57,8 +57,7 @@
 
 /* Whether the function table `table`, of struct type `type`, has the function `slot`: its size reaches so far and the slot is not
  * null. STG_HAS(stg_model, model, bind). */
-#define STG_HAS(type, table, slot)                                                                                  \
-  ((table)->struct_size >= offsetof(type, slot) + sizeof((table)->slot) && (table)->slot != 0)
+#define STG_HAS(type, table, slot) ((table)->struct_size >= offsetof(type, slot) + sizeof((table)->slot) && (table)->slot != 0)
 
 /* The ABI is defined for 64-bit platforms only. */
 STG_ASSERT(sizeof(void *) == 8, pointers_have_64_bits);

@@ -25,7 +25,8 @@ typedef struct stg_storage {
   /* Begins the folder `path` under a temporary name. `transaction` is consumed by commit or rollback. [any] */
   stg_error *(*begin)(void *self, stg_string path, void **transaction);
   /* Writes `size_bytes` at `offset_bytes` of the file `name` in the transaction's folder. `data` is borrowed. [any] */
-  stg_error *(*write)(void *self, void *transaction, stg_string name, uint64_t offset_bytes, const void *data, uint64_t size_bytes);
+  stg_error *(*write)(void *self, void *transaction, stg_string name, uint64_t offset_bytes, const void *data,
+                      uint64_t size_bytes);
   /* Makes the folder durable and visible under its path; replaces one of that name. Consumes the transaction on every return; on an
    * error the folder that was there before is untouched. [any] */
   stg_error *(*commit)(void *self, void *transaction);

@@ -35,8 +35,8 @@ typedef struct stg_graph stg_graph;
 /* How a replica is made. Growing. */
 typedef struct stg_replicate_args {
   uint64_t struct_size;
-  stg_device device;   /* where it lives; a logical CPU device is given with its own index */
-  int32_t replica;     /* 0 is the root */
+  stg_device device; /* where it lives; a logical CPU device is given with its own index */
+  int32_t replica;   /* 0 is the root */
   int32_t num_replicas;
   stg_dtype floating_dtype; /* of its floating parameters and buffers; {0,0,0}: the model's own */
   uint32_t num_threads;     /* intra-op threads for its thread; 0: as they are */
@@ -48,7 +48,7 @@ STG_ASSERT_SIZE(stg_replicate_args, 40);
 /* Flags of a parameter or buffer. */
 #define STG_PARAMETER_REQUIRES_GRAD 1u /* not frozen */
 #define STG_PARAMETER_PERSISTENT 2u    /* belongs in a checkpoint */
-#define STG_PARAMETER_PINNED 4u        /* may be written in place, and is valid for the replica's life; else: until the next call */
+#define STG_PARAMETER_PINNED 4u /* may be written in place, and is valid for the replica's life; else: until the next call */
 
 /* One parameter or buffer. Each storage stands once, with all its names (tied parameters have several; the first is the main one).
  * Growing. */
@@ -90,7 +90,7 @@ typedef struct stg_step_context {
   uint32_t flags;
   int64_t batch_index;
   int64_t dataloader_index;
-  int64_t global_step;     /* optimizer steps done */
+  int64_t global_step;      /* optimizer steps done */
   stg_dtype autocast_dtype; /* {0,0,0}: autocast is off */
   uint32_t reserved;        /* 0 */
 } stg_step_context;
@@ -146,10 +146,12 @@ typedef struct stg_model {
   /* Training (1) or evaluation (0) mode. [replica] */
   stg_error *(*set_mode)(void *self, stg_replica *replica, uint32_t train);
   /* Runs one step on the replica's share of the batch. `batch` is moved in; a graph that reads it keeps it. `context` is borrowed. [replica] */
-  stg_error *(*step)(void *self, stg_replica *replica, const stg_step_context *context, stg_tree *batch, stg_model_step_result *result);
+  stg_error *(*step)(void *self, stg_replica *replica, const stg_step_context *context, stg_tree *batch,
+                     stg_model_step_result *result);
   /* Runs backward from the loss times `scale` and reports to the sink (borrowed). Consumes the graph on every return. An error from
    * the sink ends it and comes back as the cause. `flags`: 0. [replica] */
-  stg_error *(*backward)(void *self, stg_replica *replica, stg_graph *graph, double scale, uint32_t flags, const stg_gradient_sink *sink);
+  stg_error *(*backward)(void *self, stg_replica *replica, stg_graph *graph, double scale, uint32_t flags,
+                         const stg_gradient_sink *sink);
   /* Drops a graph unused. [replica] */
   void (*release_graph)(void *self, stg_replica *replica, stg_graph *graph);
 

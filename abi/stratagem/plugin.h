@@ -15,8 +15,8 @@ STG_EXTERN_C_BEGIN
 /* What a plugin offers. Growing. It and all that it points to live as long as the process. */
 typedef struct stg_plugin {
   uint64_t struct_size;
-  stg_string name;    /* lifetime: the process; as in the note */
-  stg_string version; /* lifetime: the process; as in the note */
+  stg_string name;                               /* lifetime: the process; as in the note */
+  stg_string version;                            /* lifetime: the process; as in the note */
   const stg_strategy_factory *const *strategies; /* lifetime: the process */
   uint64_t num_strategies;
   const stg_model_factory *const *models; /* lifetime: the process */
@@ -35,9 +35,9 @@ STG_ASSERT_SIZE(stg_plugin, 80);
 /* What the host says. Fixed for ever, across all majors. */
 typedef struct stg_probe_request {
   uint32_t abi_major;
-  uint32_t min_minor; /* lowest minor that the host can use */
-  uint32_t max_minor; /* highest */
-  uint32_t reserved;  /* 0 */
+  uint32_t min_minor;   /* lowest minor that the host can use */
+  uint32_t max_minor;   /* highest */
+  uint32_t reserved;    /* 0 */
   stg_string host_name; /* lifetime: the call; for messages */
 } stg_probe_request;
 STG_ASSERT_SIZE(stg_probe_request, 32);
@@ -74,15 +74,15 @@ typedef uint32_t (*stg_plugin_probe_fn)(const stg_probe_request *request, stg_pr
 #define STG_NOTE_SECTION ".note.stratagem"
 
 /* Puts the note into the plugin: STG_PLUGIN_NOTE("{\"name\": \"mine\", ...}") once, at file scope, with a string literal. */
-#define STG_PLUGIN_NOTE(json)                                                                                    \
-  typedef struct stg_note_ {                                                                                     \
-    uint32_t owner_size_bytes;                                                                                   \
-    uint32_t description_size_bytes;                                                                             \
-    uint32_t type;                                                                                               \
-    char owner[12];                                                                                              \
-    char description[(sizeof(json) + 3) / 4 * 4];                                                                \
-  } stg_note_;                                                                                                   \
-  static const stg_note_ stg_note_value_ __attribute__((section(STG_NOTE_SECTION), used, aligned(4))) = {            \
+#define STG_PLUGIN_NOTE(json)                                                                             \
+  typedef struct stg_note_ {                                                                              \
+    uint32_t owner_size_bytes;                                                                            \
+    uint32_t description_size_bytes;                                                                      \
+    uint32_t type;                                                                                        \
+    char owner[12];                                                                                       \
+    char description[(sizeof(json) + 3) / 4 * 4];                                                         \
+  } stg_note_;                                                                                            \
+  static const stg_note_ stg_note_value_ __attribute__((section(STG_NOTE_SECTION), used, aligned(4))) = { \
       sizeof(STG_NOTE_OWNER), (sizeof(json) + 3) / 4 * 4, STG_NOTE_TYPE, STG_NOTE_OWNER, json}
 
 STG_EXTERN_C_END

@@ -30,38 +30,38 @@
 #define STG_STATES_MODEL_ 6u /* fit, evaluate */
 
 /* X(function of stg_strategy_api, who may call, states in which it is legal). In the order of the table; `create` is no member. */
-#define STG_STRATEGY_FUNCTIONS(X)                                                 \
-  X(destroy, STG_THREAD_OWNER, STG_STATES_ALL_)                                   \
-  X(abort, STG_THREAD_ANY, STG_STATES_ALL_)                                       \
-  X(status, STG_THREAD_ANY, STG_STATES_ALL_)                                      \
-  X(devices, STG_THREAD_ANY, STG_STATES_ALL_)                                     \
-  X(ranks, STG_THREAD_ANY, STG_STATES_ALL_)                                       \
-  X(setup, STG_THREAD_OWNER, STG_STATE_CREATED)                                   \
-  X(teardown, STG_THREAD_OWNER, STG_STATES_LIVE_)                                 \
-  X(describe_parameters, STG_THREAD_OWNER, STG_STATES_MODEL_)                     \
-  X(model_to_device, STG_THREAD_OWNER, STG_STATES_MODEL_)                         \
-  X(batch_to_device, STG_THREAD_OWNER, STG_STATES_LIVE_)                          \
-  X(broadcast, STG_THREAD_OWNER, STG_STATES_LIVE_)                                \
-  X(all_gather, STG_THREAD_OWNER, STG_STATES_LIVE_)                               \
-  X(reduce, STG_THREAD_OWNER, STG_STATES_LIVE_)                                   \
-  X(reduce_boolean_decision, STG_THREAD_OWNER, STG_STATES_LIVE_)                  \
-  X(barrier, STG_THREAD_OWNER, STG_STATES_LIVE_)                                  \
-  X(to_host, STG_THREAD_OWNER, STG_STATES_LIVE_)                                  \
-  X(announce_batch, STG_THREAD_OWNER, STG_STATES_MODEL_)                          \
-  X(training_step, STG_THREAD_OWNER, STG_STATE_FIT)                               \
-  X(backward, STG_THREAD_OWNER, STG_STATE_FIT)                                    \
-  X(optimizer_step, STG_THREAD_OWNER, STG_STATE_FIT)                              \
-  X(train_batch, STG_THREAD_OWNER, STG_STATE_FIT)                                 \
-  X(zero_grad, STG_THREAD_OWNER, STG_STATE_FIT)                                   \
-  X(gradients, STG_THREAD_OWNER, STG_STATE_FIT)                                   \
-  X(parameters_changed, STG_THREAD_OWNER, STG_STATES_MODEL_)                      \
-  X(validation_step, STG_THREAD_OWNER, STG_STATES_MODEL_)                         \
-  X(test_step, STG_THREAD_OWNER, STG_STATES_MODEL_)                               \
-  X(predict_step, STG_THREAD_OWNER, STG_STATES_MODEL_)                            \
-  X(reduce_gradients, STG_THREAD_OWNER, STG_STATE_MODELLESS)                      \
-  X(export_state, STG_THREAD_OWNER, STG_STATES_MODEL_)                            \
-  X(import_state, STG_THREAD_OWNER, STG_STATES_MODEL_)                            \
-  X(save, STG_THREAD_OWNER, STG_STATES_MODEL_)                                    \
+#define STG_STRATEGY_FUNCTIONS(X)                                \
+  X(destroy, STG_THREAD_OWNER, STG_STATES_ALL_)                  \
+  X(abort, STG_THREAD_ANY, STG_STATES_ALL_)                      \
+  X(status, STG_THREAD_ANY, STG_STATES_ALL_)                     \
+  X(devices, STG_THREAD_ANY, STG_STATES_ALL_)                    \
+  X(ranks, STG_THREAD_ANY, STG_STATES_ALL_)                      \
+  X(setup, STG_THREAD_OWNER, STG_STATE_CREATED)                  \
+  X(teardown, STG_THREAD_OWNER, STG_STATES_LIVE_)                \
+  X(describe_parameters, STG_THREAD_OWNER, STG_STATES_MODEL_)    \
+  X(model_to_device, STG_THREAD_OWNER, STG_STATES_MODEL_)        \
+  X(batch_to_device, STG_THREAD_OWNER, STG_STATES_LIVE_)         \
+  X(broadcast, STG_THREAD_OWNER, STG_STATES_LIVE_)               \
+  X(all_gather, STG_THREAD_OWNER, STG_STATES_LIVE_)              \
+  X(reduce, STG_THREAD_OWNER, STG_STATES_LIVE_)                  \
+  X(reduce_boolean_decision, STG_THREAD_OWNER, STG_STATES_LIVE_) \
+  X(barrier, STG_THREAD_OWNER, STG_STATES_LIVE_)                 \
+  X(to_host, STG_THREAD_OWNER, STG_STATES_LIVE_)                 \
+  X(announce_batch, STG_THREAD_OWNER, STG_STATES_MODEL_)         \
+  X(training_step, STG_THREAD_OWNER, STG_STATE_FIT)              \
+  X(backward, STG_THREAD_OWNER, STG_STATE_FIT)                   \
+  X(optimizer_step, STG_THREAD_OWNER, STG_STATE_FIT)             \
+  X(train_batch, STG_THREAD_OWNER, STG_STATE_FIT)                \
+  X(zero_grad, STG_THREAD_OWNER, STG_STATE_FIT)                  \
+  X(gradients, STG_THREAD_OWNER, STG_STATE_FIT)                  \
+  X(parameters_changed, STG_THREAD_OWNER, STG_STATES_MODEL_)     \
+  X(validation_step, STG_THREAD_OWNER, STG_STATES_MODEL_)        \
+  X(test_step, STG_THREAD_OWNER, STG_STATES_MODEL_)              \
+  X(predict_step, STG_THREAD_OWNER, STG_STATES_MODEL_)           \
+  X(reduce_gradients, STG_THREAD_OWNER, STG_STATE_MODELLESS)     \
+  X(export_state, STG_THREAD_OWNER, STG_STATES_MODEL_)           \
+  X(import_state, STG_THREAD_OWNER, STG_STATES_MODEL_)           \
+  X(save, STG_THREAD_OWNER, STG_STATES_MODEL_)                   \
   X(load, STG_THREAD_OWNER, STG_STATES_MODEL_)
 
 #endif

@@ -20,7 +20,8 @@ typedef struct stg_strategy stg_strategy; /* an instance; the plugin's own */
 /* ---- life ---- */
 
 /* Flags of create. */
-#define STG_CREATE_CALLER_THREAD_ONLY 1u /* replicas run one after the other on the calling thread, and every host function is called
+#define STG_CREATE_CALLER_THREAD_ONLY \
+  1u /* replicas run one after the other on the calling thread, and every host function is called
                                             only there, inside a call; same results */
 
 /* Growing. */
@@ -39,8 +40,8 @@ STG_ASSERT_SIZE(stg_create_args, 40);
 /* What an instance is doing. Growing. */
 typedef struct stg_status {
   uint64_t struct_size;
-  uint32_t state; /* one of STG_STATE_* */
-  uint32_t stage; /* the stage of setup; STG_STAGE_FIT before it */
+  uint32_t state;             /* one of STG_STATE_* */
+  uint32_t stage;             /* the stage of setup; STG_STAGE_FIT before it */
   uint64_t num_micro_batches; /* backward calls since the last update */
   uint64_t num_updates;       /* optimizer steps done; part of the state */
   uint64_t has_graph;         /* 1: a training_step waits for its backward */
@@ -109,9 +110,9 @@ typedef struct stg_update_args {
 STG_ASSERT_SIZE(stg_update_args, 32);
 
 /* What became of an update. */
-#define STG_UPDATE_NONE 0u             /* no update was due (more micro-batches follow) */
+#define STG_UPDATE_NONE 0u /* no update was due (more micro-batches follow) */
 #define STG_UPDATE_DONE 1u
-#define STG_UPDATE_SKIPPED_OVERFLOW 2u /* 16-mixed: a gradient overflowed; the scale was lowered */
+#define STG_UPDATE_SKIPPED_OVERFLOW 2u  /* 16-mixed: a gradient overflowed; the scale was lowered */
 #define STG_UPDATE_SKIPPED_NO_WEIGHT 3u /* all denominators were 0 */
 
 /* Growing. */
@@ -132,8 +133,8 @@ STG_ASSERT_SIZE(stg_update_result, 40);
 /* Growing. */
 typedef struct stg_step_args {
   uint64_t struct_size;
-  stg_tree *batch;       /* moved or borrowed; null with `announced` */
-  uint64_t announced;    /* a ticket of announce_batch, used up by this; 0: none */
+  stg_tree *batch;    /* moved or borrowed; null with `announced` */
+  uint64_t announced; /* a ticket of announce_batch, used up by this; 0: none */
   int64_t batch_index;
   int64_t dataloader_index;
   int64_t global_step;
@@ -146,8 +147,9 @@ STG_ASSERT_SIZE(stg_step_args, 64);
 /* The caller sets struct_size and zeroes the rest. Growing. */
 typedef struct stg_step_result {
   uint64_t struct_size;
-  stg_tree outputs;      /* gathered on the root device; owned by the caller */
-  const double *weights; /* one per replica that ran: its rows or its denominator; lifetime: until the next step of the instance */
+  stg_tree outputs; /* gathered on the root device; owned by the caller */
+  const double
+      *weights; /* one per replica that ran: its rows or its denominator; lifetime: until the next step of the instance */
   uint64_t num_weights;
 } stg_step_result;
 #define STG_STEP_RESULT_MIN_SIZE 56u
@@ -196,9 +198,11 @@ STG_ASSERT_SIZE(stg_reduce_gradients_args, 32);
 #define STG_STATE_FORMAT 1
 
 /* Flags of export_state, and of import_state and load. */
-#define STG_EXPORT_COPY 1u   /* export_state: copies; else views, valid until the next call that changes weights (copies too with
+#define STG_EXPORT_COPY \
+  1u /* export_state: copies; else views, valid until the next call that changes weights (copies too with
                                 STG_CREATE_CALLER_THREAD_ONLY). Views keep the model's replicas alive: see model.h */
-#define STG_IMPORT_STRICT 1u /* import_state, load: a missing, unexpected or differently shaped tensor is an error that lists them all */
+#define STG_IMPORT_STRICT \
+  1u /* import_state, load: a missing, unexpected or differently shaped tensor is an error that lists them all */
 
 /* Growing. */
 typedef struct stg_checkpoint_args {
@@ -250,7 +254,8 @@ typedef struct stg_strategy_api {
   /* Every tensor leaf becomes one number over all its elements (STG_REDUCE_*), 0-dim; other leaves pass. [owner, live] */
   stg_error *(*reduce)(stg_strategy *self, const stg_call *call, stg_tree *object, uint32_t op, stg_tree *out);
   /* One decision (0 or 1) of all ranks (STG_DECIDE_*). [owner, live] */
-  stg_error *(*reduce_boolean_decision)(stg_strategy *self, const stg_call *call, uint32_t decision, uint32_t mode, uint32_t *out);
+  stg_error *(*reduce_boolean_decision)(stg_strategy *self, const stg_call *call, uint32_t decision, uint32_t mode,
+                                        uint32_t *out);
   /* Returns when every device's work is done and every rank has entered the barrier of this name. [owner, live] */
   stg_error *(*barrier)(stg_strategy *self, const stg_call *call, stg_string name);
   /* Every tensor leaf in host memory, finished: how a host without CUDA reads a loss. [owner, live] */
@@ -296,7 +301,8 @@ typedef struct stg_strategy_api {
   stg_error *(*save)(stg_strategy *self, const stg_call *call, const stg_checkpoint_args *args);
   /* Reads one. `host_json`: the string value given to save, owned by the caller; may be null. `report` as in import_state.
    * [owner, fit evaluate] */
-  stg_error *(*load)(stg_strategy *self, const stg_call *call, const stg_checkpoint_args *args, stg_tree *host_json, stg_tree *report);
+  stg_error *(*load)(stg_strategy *self, const stg_call *call, const stg_checkpoint_args *args, stg_tree *host_json,
+                     stg_tree *report);
 } stg_strategy_api;
 #define STG_STRATEGY_API_MIN_SIZE 272u
 STG_ASSERT_SIZE(stg_strategy_api, 272);
@@ -310,13 +316,13 @@ STG_ASSERT_SIZE(stg_strategy_api, 272);
 /* A factory of strategies, offered by a plugin. Growing. All pointers live as long as the process. */
 typedef struct stg_strategy_factory {
   uint64_t struct_size;
-  stg_string name;           /* lifetime: the process */
-  stg_string summary;        /* lifetime: the process; one line */
-  stg_string options_schema; /* lifetime: the process; the JSON Schema of "options" */
+  stg_string name;              /* lifetime: the process */
+  stg_string summary;           /* lifetime: the process; one line */
+  stg_string options_schema;    /* lifetime: the process; the JSON Schema of "options" */
   const uint32_t *device_kinds; /* lifetime: the process; STG_DEVICE_* that it can use */
   uint64_t num_device_kinds;
-  uint64_t capabilities;        /* STG_CAPABILITY_*; unknown bits are to be passed over */
-  const stg_strategy_api *api;  /* lifetime: the process */
+  uint64_t capabilities;       /* STG_CAPABILITY_*; unknown bits are to be passed over */
+  const stg_strategy_api *api; /* lifetime: the process */
 } stg_strategy_factory;
 #define STG_STRATEGY_FACTORY_MIN_SIZE 88u
 STG_ASSERT_SIZE(stg_strategy_factory, 88);

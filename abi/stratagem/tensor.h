@@ -39,8 +39,8 @@ typedef struct stg_tensor_view {
   stg_device device;
   int32_t num_dims;
   stg_dtype dtype;
-  int64_t *shape;   /* lifetime: as data; num_dims sizes, each >= 0; null allowed when num_dims is 0 */
-  int64_t *strides; /* lifetime: as data; num_dims strides in elements, or null: row-major */
+  int64_t *shape;       /* lifetime: as data; num_dims sizes, each >= 0; null allowed when num_dims is 0 */
+  int64_t *strides;     /* lifetime: as data; num_dims strides in elements, or null: row-major */
   uint64_t byte_offset; /* the first element lies at data + byte_offset */
 } stg_tensor_view;
 STG_ASSERT_SIZE(stg_tensor_view, 48);

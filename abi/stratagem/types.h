@@ -21,7 +21,7 @@ STG_ASSERT_SIZE(stg_string, 16);
 #define STG_DEVICE_NONE 0u
 #define STG_DEVICE_CPU 1u
 #define STG_DEVICE_CUDA 2u
-#define STG_DEVICE_CUDA_HOST 3u /* pinned host memory; only in tensors */
+#define STG_DEVICE_CUDA_HOST 3u  /* pinned host memory; only in tensors */
 #define STG_DEVICE_EXTENSION 12u /* LibTorch's PrivateUse1 */
 
 /* A device. {STG_DEVICE_NONE, -1} means none.

@@ -18,15 +18,15 @@ STG_EXTERN_C_BEGIN
 
 /* Types of a value, and which member of `as` holds it. */
 #define STG_NONE 0u
-#define STG_BOOL 1u   /* as.i64: 0 or 1 */
-#define STG_INT64 2u  /* as.i64 */
-#define STG_DOUBLE 3u /* as.f64 */
-#define STG_STRING 4u /* as.utf8, `count` bytes */
-#define STG_BYTES 5u  /* as.bytes, `count` bytes */
-#define STG_TENSOR 6u /* as.tensor, never null */
-#define STG_LIST 7u   /* as.items, `count` values */
-#define STG_TUPLE 8u  /* as.items, `count` values */
-#define STG_DICT 9u   /* as.entries, `count` entries with distinct keys, in order */
+#define STG_BOOL 1u    /* as.i64: 0 or 1 */
+#define STG_INT64 2u   /* as.i64 */
+#define STG_DOUBLE 3u  /* as.f64 */
+#define STG_STRING 4u  /* as.utf8, `count` bytes */
+#define STG_BYTES 5u   /* as.bytes, `count` bytes */
+#define STG_TENSOR 6u  /* as.tensor, never null */
+#define STG_LIST 7u    /* as.items, `count` values */
+#define STG_TUPLE 8u   /* as.items, `count` values */
+#define STG_DICT 9u    /* as.entries, `count` entries with distinct keys, in order */
 #define STG_OPAQUE 10u /* as.opaque, never null */
 
 struct stg_entry;

@@ -163,6 +163,9 @@ Value copy_value(const stg_value& value, const KeyPath& path) {
   }
 }
 
+// A tensor whose dimension 0 is the batch.
+bool is_batched(const stg_value& leaf) { return leaf.type == STG_TENSOR && leaf.as.tensor->view.num_dims > 0; }
+
 }  // namespace
 
 std::string dtype_name(stg_dtype dtype) {
@@ -340,5 +343,26 @@ double read_element(const stg_tensor_view& view, int64_t index) {
 }
 
 Tree copy_tree(const stg_value& root) { return make_tree(copy_value(root, {})); }
+
+std::optional<int64_t> batch_rows(const stg_value& root) {
+  std::optional<int64_t> rows;
+  std::string first_path;
+  for_each_leaf(root, [&](const KeyPath& path, const stg_value& leaf) {
+    if (!is_batched(leaf)) return;
+    const int64_t size = leaf.as.tensor->view.shape[0];
+    if (!rows) {
+      rows = size;
+    } else if (*rows != size) {
+      // The first batched leaf is found again: its path is needed only here.
+      for_each_leaf(root, [&](const KeyPath& other, const stg_value& candidate) {
+        if (first_path.empty() && is_batched(candidate)) first_path = other.text();
+      });
+      throw invalid_argument("the batch's tensors disagree about its rows: ", first_path, " has ", *rows, ", ", path.text(),
+                             " has ", size,
+                             "; dimension 0 of every tensor is the batch (a model with packed batches brings its own split)");
+    }
+  });
+  return rows;
+}
 
 }  // namespace stratagem

@@ -90,6 +90,9 @@ TensorPtr narrow_rows(std::shared_ptr<const void> keep, const stg_tensor& source
 /// Element number `index` (row-major order) of a host tensor as a double. Bool, integers and real floating types.
 double read_element(const stg_tensor_view& view, int64_t index);
 
+/// The size of dimension 0 that all tensor leaves agree on; nothing if no leaf has one. Disagreement is an error with both key paths.
+std::optional<int64_t> batch_rows(const stg_value& root);
+
 /// A copy of a borrowed tree of host tensors; opaques are retained. A tensor on another device is refused by its key path.
 Tree copy_tree(const stg_value& root);
 

@@ -68,11 +68,11 @@ Error Error::within(const std::string& context, int32_t at_replica, stg_device a
 }
 
 std::string code_name(uint32_t code) {
-  static constexpr std::array names{"OK",           "CANCELLED",         "UNKNOWN",           "INVALID_ARGUMENT",
-                                    "DEADLINE_EXCEEDED", "NOT_FOUND",    "ALREADY_EXISTS",    "PERMISSION_DENIED",
-                                    "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",   "OUT_OF_RANGE",
-                                    "UNIMPLEMENTED", "INTERNAL",         "UNAVAILABLE",       "DATA_LOSS",
-                                    "UNAUTHENTICATED"};
+  static constexpr std::array names{
+      "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+      "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+      "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+      "DATA_LOSS", "UNAUTHENTICATED"};
   return code < names.size() ? names[code] : std::to_string(code);
 }
 

@@ -47,7 +47,8 @@ void Host::trace_end(std::string_view phase, int32_t replica) const {
 Call::Call(const stg_call* call) {
   if (call == nullptr) return;
   call_ = read_argument(call, STG_CALL_MIN_SIZE, "stg_call");
-  if (call_.num_streams != 0 && call_.streams == nullptr) throw invalid_argument("stg_call.streams is null with ", call_.num_streams, " streams");
+  if (call_.num_streams != 0 && call_.streams == nullptr)
+    throw invalid_argument("stg_call.streams is null with ", call_.num_streams, " streams");
   for (uint64_t i = 0; i < call_.num_streams; ++i) check_stream(call_.streams[i], "stg_call.streams[", i, "]");
 }
 
@@ -59,7 +60,8 @@ bool Call::past_deadline() const {
 }
 
 bool Call::cancelled() const {
-  return call_.cancel != nullptr && std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(call_.cancel)).load(std::memory_order_acquire) != 0;
+  return call_.cancel != nullptr &&
+         std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(call_.cancel)).load(std::memory_order_acquire) != 0;
 }
 
 void Call::check(std::string_view waiting_for) const {

@@ -21,7 +21,8 @@ Model::Model(const stg_model* model) {
                            table->release_graph != nullptr;
   if (!is_complete) {
     throw invalid_argument(
-        "a model must have replicate, destroy_replica, describe, set_mode, step, backward and release_graph; one of them is null");
+        "a model must have replicate, destroy_replica, describe, set_mode, step, backward and release_graph; one of them is "
+        "null");
   }
   if (table->retain != nullptr) table->retain(table->self);
   table_ = {table.release(), [](const stg_model* owned) {

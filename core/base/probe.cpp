@@ -37,8 +37,9 @@ void explain(const stg_probe_request& request, stg_probe_reply& reply, const stg
   char text[512];
   const int length = std::snprintf(
       text, sizeof text, "plugin %.*s %.*s is built for ABI %u.%u to %u.%u; this host (%.*s) speaks %u.%u to %u.%u: use a %s",
-      static_cast<int>(plugin.name.size_bytes), plugin.name.data, static_cast<int>(plugin.version.size_bytes), plugin.version.data,
-      STG_ABI_MAJOR, min_minor, STG_ABI_MAJOR, max_minor, static_cast<int>(std::min<uint64_t>(request.host_name.size_bytes, 64)),
+      static_cast<int>(plugin.name.size_bytes), plugin.name.data, static_cast<int>(plugin.version.size_bytes),
+      plugin.version.data, STG_ABI_MAJOR, min_minor, STG_ABI_MAJOR, max_minor,
+      static_cast<int>(std::min<uint64_t>(request.host_name.size_bytes, 64)),
       request.host_name.data == nullptr ? "" : request.host_name.data, request.abi_major, request.min_minor, request.abi_major,
       request.max_minor,
       request.abi_major > STG_ABI_MAJOR || (request.abi_major == STG_ABI_MAJOR && request.min_minor > max_minor)
@@ -76,7 +77,11 @@ uint32_t refuse_probe(stg_probe_reply* reply, const char* name) noexcept {
 
 StrategyPlugin::StrategyPlugin(const char* name, const char* version, const StrategyInfo& described,
                                decltype(stg_strategy_api::create) create)
-    : info(described), api(strategy_table(create)), factory(sized<stg_strategy_factory>()), factories{&factory}, plugin(sized<stg_plugin>()) {
+    : info(described),
+      api(strategy_table(create)),
+      factory(sized<stg_strategy_factory>()),
+      factories{&factory},
+      plugin(sized<stg_plugin>()) {
   factory.name = to_abi(std::string_view(name));
   factory.summary = to_abi(std::string_view(info.summary));
   factory.options_schema = to_abi(std::string_view(info.options_schema));

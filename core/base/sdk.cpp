@@ -164,12 +164,12 @@ stg_error* reduce_boolean_decision(stg_strategy* self, const stg_call* call, uin
 }
 
 stg_error* barrier(stg_strategy* self, const stg_call* call, stg_string name) {
-  return guard([&] {
-    run(self, Function::barrier, [&](Entry& entry) { entry->barrier(Call{call}, checked_text(name, "name")); });
-  });
+  return guard(
+      [&] { run(self, Function::barrier, [&](Entry& entry) { entry->barrier(Call{call}, checked_text(name, "name")); }); });
 }
 
-stg_error* announce_batch(stg_strategy* self, const stg_call* call, const stg_transfer_args* args, uint32_t stage, uint64_t* ticket) {
+stg_error* announce_batch(stg_strategy* self, const stg_call* call, const stg_transfer_args* args, uint32_t stage,
+                          uint64_t* ticket) {
   return guard([&] {
     const stg_transfer_args abi = read_argument(args, STG_TRANSFER_ARGS_MIN_SIZE, "stg_transfer_args");
     Tree batch = Tree::receive(required(abi.batch, "stg_transfer_args.batch"));
@@ -194,7 +194,8 @@ stg_error* create_instance(Construct construct, const stg_create_args* args, stg
     CreateArgs create_args;
     const std::string_view text = checked_text(abi.config_json, "stg_create_args.config_json");
     create_args.config = text.empty() ? nlohmann::json::object() : parse_json(text, "stg_create_args.config_json");
-    if (!create_args.config.is_object()) throw invalid_argument("stg_create_args.config_json is a JSON ", create_args.config.type_name(), "; it must be an object");
+    if (!create_args.config.is_object())
+      throw invalid_argument("stg_create_args.config_json is a JSON ", create_args.config.type_name(), "; it must be an object");
     create_args.host = Host{abi.host};
     create_args.caller_thread_only = (abi.flags & STG_CREATE_CALLER_THREAD_ONLY) != 0;
     auto instance = std::make_unique<Instance>();

@@ -25,9 +25,10 @@ std::atomic<bool> is_child{false};
 
 std::string states_text(uint32_t states) {
   std::vector<std::string> names;
-  for (const auto& [bit, name] : {std::pair{STG_STATE_CREATED, "created"}, std::pair{STG_STATE_FIT, "set up for fit"},
-                                  std::pair{STG_STATE_EVALUATE, "set up for evaluation"},
-                                  std::pair{STG_STATE_MODELLESS, "set up without a model"}, std::pair{STG_STATE_DRAINING, "draining"}}) {
+  for (const auto& [bit, name] :
+       {std::pair{STG_STATE_CREATED, "created"}, std::pair{STG_STATE_FIT, "set up for fit"},
+        std::pair{STG_STATE_EVALUATE, "set up for evaluation"}, std::pair{STG_STATE_MODELLESS, "set up without a model"},
+        std::pair{STG_STATE_DRAINING, "draining"}}) {
     if ((states & bit) != 0) names.emplace_back(name);
   }
   return join(names, " or ");
@@ -39,7 +40,8 @@ bool is_forked_child() noexcept { return is_child.load(std::memory_order_relaxed
 
 void refuse_forked_child() {
   if (!is_forked_child()) return;
-  throw failed_precondition("this process is a child of fork, in which a strategy has no threads; call exec, or start a new process");
+  throw failed_precondition(
+      "this process is a child of fork, in which a strategy has no threads; call exec, or start a new process");
 }
 
 void watch_forks() {
@@ -62,14 +64,16 @@ Entry::Entry(stg_strategy* self, Function function) : instance_(Instance::of(sel
   const FunctionRule& rule = rules[static_cast<uint32_t>(function)];
   const void* inside = nullptr;
   if (!instance_.caller.compare_exchange_strong(inside, this_thread(), std::memory_order_acquire)) {
-    throw failed_precondition(rule.name, inside == this_thread() ? " was called from inside one of the instance's own callbacks"
-                                                                 : " was called while another thread is inside the instance",
+    throw failed_precondition(rule.name,
+                              inside == this_thread() ? " was called from inside one of the instance's own callbacks"
+                                                      : " was called while another thread is inside the instance",
                               "; an instance takes one call at a time");
   }
   const uint32_t state = instance_.state.load(std::memory_order_relaxed);
   if ((rule.states & state) == 0) {
     instance_.caller.store(nullptr, std::memory_order_release);
-    Error error = failed_precondition(rule.name, ": the instance is ", states_text(state), "; it must be ", states_text(rule.states));
+    Error error =
+        failed_precondition(rule.name, ": the instance is ", states_text(state), "; it must be ", states_text(rule.states));
     if (state == STG_STATE_DRAINING) error.flags = STG_ERROR_INSTANCE_DRAINING;
     throw error;
   }

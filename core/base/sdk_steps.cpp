@@ -23,7 +23,8 @@ stg_update_args checked_update(const stg_update_args* args) {
 
 // The moved batch is taken over even if what comes after fails; so this is the first thing that a step does.
 struct RawStep {
-  explicit RawStep(const stg_step_args* args) : abi(read_argument(args, STG_STEP_ARGS_MIN_SIZE, "stg_step_args")), batch(Tree::receive(abi.batch)) {}
+  explicit RawStep(const stg_step_args* args)
+      : abi(read_argument(args, STG_STEP_ARGS_MIN_SIZE, "stg_step_args")), batch(Tree::receive(abi.batch)) {}
   stg_step_args abi;
   Tree batch;
 };
@@ -261,13 +262,15 @@ stg_error* save(stg_strategy* self, const stg_call* call, const stg_checkpoint_a
   });
 }
 
-stg_error* load(stg_strategy* self, const stg_call* call, const stg_checkpoint_args* args, stg_tree* host_json, stg_tree* report) {
+stg_error* load(stg_strategy* self, const stg_call* call, const stg_checkpoint_args* args, stg_tree* host_json,
+                stg_tree* report) {
   return guard([&] {
     run(self, Function::load, [&](Entry& entry) {
       const stg_checkpoint_args abi = read_argument(args, STG_CHECKPOINT_ARGS_MIN_SIZE, "stg_checkpoint_args");
       check_flags(abi.flags, STG_IMPORT_STRICT, "stg_checkpoint_args.flags");
       std::string text;
-      const ImportReport told = entry->load(Call{call}, std::string(checked_text(abi.path, "stg_checkpoint_args.path")), abi.flags, text);
+      const ImportReport told =
+          entry->load(Call{call}, std::string(checked_text(abi.path, "stg_checkpoint_args.path")), abi.flags, text);
       // Both are made before either is written.
       Tree text_tree = make_tree(std::move(text));
       Tree told_tree = report_tree(told);

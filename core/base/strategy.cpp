@@ -16,6 +16,16 @@ Tree same_object(Tree object) { return object.borrowed() ? copy_tree(object.root
 
 }  // namespace
 
+void accept_only(const nlohmann::json& config, const nlohmann::json& only) {
+  for (const auto& [key, given] : config.items()) {
+    if (key == "seed" || key == "threads") continue;
+    if (!only.contains(key)) throw invalid_argument("config at /", key, ": unknown key");
+    nlohmann::json value = given;
+    if (key == "optimizer" && value.is_object()) value.erase("lr");
+    if (value != only[key]) throw unimplemented("config at /", key, ": this strategy has only ", only[key].dump());
+  }
+}
+
 stg_ranks Strategy::ranks() const {
   stg_ranks ranks = sized<stg_ranks>();
   ranks.world_size = 1;

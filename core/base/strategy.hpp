@@ -30,10 +30,10 @@
 namespace stratagem {
 
 struct StrategyInfo {
-  const char* summary = "";                  ///< one line
-  const char* options_schema = "{}";         ///< JSON Schema of "options"
-  std::array<uint32_t, 4> device_kinds{};    ///< STG_DEVICE_*, filled from the front
-  uint64_t capabilities = 0;                 ///< STG_CAPABILITY_*
+  const char* summary = "";                ///< one line
+  const char* options_schema = "{}";       ///< JSON Schema of "options"
+  std::array<uint32_t, 4> device_kinds{};  ///< STG_DEVICE_*, filled from the front
+  uint64_t capabilities = 0;               ///< STG_CAPABILITY_*
 };
 
 struct CreateArgs {
@@ -42,14 +42,18 @@ struct CreateArgs {
   bool caller_thread_only = false;
 };
 
+/// For a strategy that has one way of doing things: refuses a config that asks for another than `only` has under the same key, by its
+/// JSON pointer, and one with an unknown key. The seed, the learning rate (it comes with each update) and `threads` are anybody's.
+void accept_only(const nlohmann::json& config, const nlohmann::json& only);
+
 struct StepArgs {
   Tree batch;              ///< owned or borrowed, validated; empty with `announced`
   uint64_t announced = 0;  ///< a ticket, or 0
   int64_t batch_index = 0;
   int64_t dataloader_index = 0;
   int64_t global_step = 0;
-  uint64_t flags = 0;                                ///< STG_BATCH_*
-  std::optional<stg_update_args> update;             ///< train_batch of the last micro-batch
+  uint64_t flags = 0;                     ///< STG_BATCH_*
+  std::optional<stg_update_args> update;  ///< train_batch of the last micro-batch
 };
 
 struct StepResult {
@@ -169,21 +173,20 @@ stg_error* create(const stg_create_args* args, stg_strategy** out) {
 #endif
 
 /// The ELF note of a plugin; `strategies` and `models` are the insides of JSON lists.
-#define STRATAGEM_NOTE(name, version, strategies, models)                                                            \
-  STG_PLUGIN_NOTE("{\"name\": \"" name "\", \"version\": \"" version                                                 \
-                  "\", \"abi\": {\"major\": 1, \"min_minor\": 0, \"max_minor\": 0}, \"strategies\": [" strategies     \
+#define STRATAGEM_NOTE(name, version, strategies, models)                                                         \
+  STG_PLUGIN_NOTE("{\"name\": \"" name "\", \"version\": \"" version                                              \
+                  "\", \"abi\": {\"major\": 1, \"min_minor\": 0, \"max_minor\": 0}, \"strategies\": [" strategies \
                   "], \"models\": [" models "]" STRATAGEM_NOTE_BUILT_WITH "}")
 
 /// Makes a shared library a strategy plugin. `name` and `version` are string literals; once per library, outside any namespace.
-#define STRATAGEM_STRATEGY_PLUGIN(name, version, Class)                                                              \
-  STRATAGEM_NOTE(name, version, "\"" name "\"", "");                                                                 \
-  extern "C" STG_EXPORT uint32_t stg_plugin_probe(const stg_probe_request* request, stg_probe_reply* reply) {        \
-    try {                                                                                                            \
-      static const ::stratagem::sdk::StrategyPlugin made(name, version, Class::info(),                               \
-                                                         &::stratagem::sdk::create<Class>);                          \
-      return ::stratagem::sdk::answer_probe(request, reply, made.plugin);                                            \
-    } catch (...) {                                                                                                  \
-      return ::stratagem::sdk::refuse_probe(reply, name);                                                            \
-    }                                                                                                                \
-  }                                                                                                                  \
+#define STRATAGEM_STRATEGY_PLUGIN(name, version, Class)                                                                   \
+  STRATAGEM_NOTE(name, version, "\"" name "\"", "");                                                                      \
+  extern "C" STG_EXPORT uint32_t stg_plugin_probe(const stg_probe_request* request, stg_probe_reply* reply) {             \
+    try {                                                                                                                 \
+      static const ::stratagem::sdk::StrategyPlugin made(name, version, Class::info(), &::stratagem::sdk::create<Class>); \
+      return ::stratagem::sdk::answer_probe(request, reply, made.plugin);                                                 \
+    } catch (...) {                                                                                                       \
+      return ::stratagem::sdk::refuse_probe(reply, name);                                                                 \
+    }                                                                                                                     \
+  }                                                                                                                       \
   static_assert(STG_ABI_MAJOR == 1 && STG_ABI_MINOR == 0, "STRATAGEM_NOTE says 1.0")

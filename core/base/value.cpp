@@ -52,7 +52,8 @@ void release_tree(stg_tree* self) {
 
 uint32_t count_of(size_t size) {
   if (size > std::numeric_limits<uint32_t>::max()) {
-    throw Error{STG_OUT_OF_RANGE, concat("a value of ", size, " bytes or entries is over the limit of 2^32 - 1; put it into a tensor")};
+    throw Error{STG_OUT_OF_RANGE,
+                concat("a value of ", size, " bytes or entries is over the limit of 2^32 - 1; put it into a tensor")};
   }
   return static_cast<uint32_t>(size);
 }
@@ -227,8 +228,10 @@ class Validator {
       case STG_OPAQUE:
         require(value.as.opaque != nullptr, path, "is a null opaque object");
         require(value.as.opaque->struct_size >= STG_OPAQUE_MIN_SIZE && value.as.opaque->struct_size <= STG_MAX_STRUCT_SIZE_BYTES,
-                path, "is an opaque object of struct_size ", value.as.opaque->struct_size, "; expected at least ", STG_OPAQUE_MIN_SIZE);
-        require(value.as.opaque->retain != nullptr && value.as.opaque->release != nullptr, path, "is an opaque object without retain and release");
+                path, "is an opaque object of struct_size ", value.as.opaque->struct_size, "; expected at least ",
+                STG_OPAQUE_MIN_SIZE);
+        require(value.as.opaque->retain != nullptr && value.as.opaque->release != nullptr, path,
+                "is an opaque object without retain and release");
         return;
       case STG_LIST:
       case STG_TUPLE:
@@ -298,7 +301,8 @@ std::string KeyPath::text() const {
 }
 
 std::string type_name(uint32_t type) {
-  static constexpr std::array names{"none", "bool", "int64", "double", "string", "bytes", "tensor", "list", "tuple", "dict", "opaque"};
+  static constexpr std::array names{"none",   "bool", "int64", "double", "string", "bytes",
+                                    "tensor", "list", "tuple", "dict",   "opaque"};
   return type < names.size() ? names[type] : concat("unknown type ", type);
 }
 
@@ -312,7 +316,9 @@ stg_value* find(stg_value& value, std::string_view key) noexcept {
 
 const stg_value* find(const stg_value& value, std::string_view key) noexcept { return find(const_cast<stg_value&>(value), key); }
 
-void for_each_leaf(stg_value& root, const std::function<void(const KeyPath&, stg_value&)>& visit) { walk_leaves(root, {}, visit); }
+void for_each_leaf(stg_value& root, const std::function<void(const KeyPath&, stg_value&)>& visit) {
+  walk_leaves(root, {}, visit);
+}
 
 void for_each_leaf(const stg_value& root, const std::function<void(const KeyPath&, const stg_value&)>& visit) {
   walk_leaves(root, {}, visit);

@@ -12,8 +12,6 @@ namespace stratagem {
 
 namespace {
 
-bool is_batched(const stg_value& leaf) { return leaf.type == STG_TENSOR && leaf.as.tensor->view.num_dims > 0; }
-
 void check_on_cpu(const stg_value& root) {
   for_each_leaf(root, [](const KeyPath& path, const stg_value& leaf) {
     if (leaf.type == STG_TENSOR) check_in_host_memory(leaf.as.tensor->view, "the batch's tensor at ", path);
@@ -82,27 +80,6 @@ std::vector<int64_t> share_sizes(int64_t num_rows, uint64_t num_replicas, bool i
     for (int64_t i = 0; i < num_shares; ++i) sizes.push_back(num_rows / num_shares + (i < num_rows % num_shares ? 1 : 0));
   }
   return sizes;
-}
-
-std::optional<int64_t> batch_rows(const stg_value& root) {
-  std::optional<int64_t> rows;
-  std::string first_path;
-  for_each_leaf(root, [&](const KeyPath& path, const stg_value& leaf) {
-    if (!is_batched(leaf)) return;
-    const int64_t size = leaf.as.tensor->view.shape[0];
-    if (!rows) {
-      rows = size;
-    } else if (*rows != size) {
-      // The first batched leaf is found again: its path is needed only here.
-      for_each_leaf(root, [&](const KeyPath& other, const stg_value& candidate) {
-        if (first_path.empty() && is_batched(candidate)) first_path = other.text();
-      });
-      throw invalid_argument("the batch's tensors disagree about its rows: ", first_path, " has ", *rows, ", ", path.text(),
-                             " has ", size,
-                             "; dimension 0 of every tensor is the batch (a model with packed batches brings its own split)");
-    }
-  });
-  return rows;
 }
 
 Shares split_batch(Tree batch, const SplitOptions& options) {

@@ -27,9 +27,6 @@ struct Shares {
 /// Rows of each share: for B rows over N replicas.
 std::vector<int64_t> share_sizes(int64_t num_rows, uint64_t num_replicas, bool in_chunks);
 
-/// The size of dimension 0 that all tensor leaves agree on; nothing if no leaf has one. Disagreement is an error with both key paths.
-std::optional<int64_t> batch_rows(const stg_value& root);
-
 /// Shares of a borrowed batch view its memory: they must be gone before the call ends.
 Shares split_batch(Tree batch, const SplitOptions& options);
 

@@ -101,9 +101,9 @@ int main(int argc, char** argv) try {
     const double single_ms = single.step_ms(random_batch(batch_size, random));
     ratios.push_back(parallel.step_ms(random_batch(batch_size, random)) / single_ms);
   }
-  std::printf("%s, batch %lld, %d pairs of steps: single_device %.2f ms, data_parallel(%s) %.2f ms, ratio %.3f\n", model_name.c_str(),
-              static_cast<long long>(batch_size), num_steps, single.median_ms(), devices.c_str(), parallel.median_ms(),
-              Contestant::median(ratios));
+  std::printf("%s, batch %lld, %d pairs of steps: single_device %.2f ms, data_parallel(%s) %.2f ms, ratio %.3f\n",
+              model_name.c_str(), static_cast<long long>(batch_size), num_steps, single.median_ms(), devices.c_str(),
+              parallel.median_ms(), Contestant::median(ratios));
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "bench-step: %s\n", error.what());

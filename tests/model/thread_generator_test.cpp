@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Random numbers of a thread of its own: reproducible whatever other threads do.
+#include "torch/runtime/thread_generator.hpp"
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/bernoulli.h>
@@ -17,8 +19,6 @@
 #include <functional>
 #include <thread>
 #include <vector>
-
-#include "torch/runtime/thread_generator.hpp"
 
 // Last, since LibTorch has a CHECK, too.
 #include "support/catch.hpp"

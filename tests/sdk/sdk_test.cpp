@@ -64,8 +64,12 @@ stg_model make_model() {
   model.destroy_replica = [](void*, stg_replica*) {};
   model.describe = [](void*, stg_replica*, stg_model_description*) -> stg_error* { return nullptr; };
   model.set_mode = [](void*, stg_replica*, uint32_t) -> stg_error* { return nullptr; };
-  model.step = [](void*, stg_replica*, const stg_step_context*, stg_tree*, stg_model_step_result*) -> stg_error* { return nullptr; };
-  model.backward = [](void*, stg_replica*, stg_graph*, double, uint32_t, const stg_gradient_sink*) -> stg_error* { return nullptr; };
+  model.step = [](void*, stg_replica*, const stg_step_context*, stg_tree*, stg_model_step_result*) -> stg_error* {
+    return nullptr;
+  };
+  model.backward = [](void*, stg_replica*, stg_graph*, double, uint32_t, const stg_gradient_sink*) -> stg_error* {
+    return nullptr;
+  };
   model.release_graph = [](void*, stg_replica*, stg_graph*) {};
   return model;
 }
@@ -126,21 +130,44 @@ stg_error* call_function(std::string_view name, Fixture& fixture) {
   Arguments a;
   stg_strategy* self = fixture.self;
   const auto is = [&](const char* other) { return name == other; };
-  if (is("status")) { stg_status out = sized<stg_status>(); return api.status(self, &out); }
-  if (is("devices")) { const stg_device* out; uint64_t n; return api.devices(self, &out, &n); }
-  if (is("ranks")) { stg_ranks out = sized<stg_ranks>(); return api.ranks(self, &out); }
-  if (is("setup")) { stg_setup_args args = sized<stg_setup_args>(); args.model = &fixture.model; return api.setup(self, nullptr, &args); }
+  if (is("status")) {
+    stg_status out = sized<stg_status>();
+    return api.status(self, &out);
+  }
+  if (is("devices")) {
+    const stg_device* out;
+    uint64_t n;
+    return api.devices(self, &out, &n);
+  }
+  if (is("ranks")) {
+    stg_ranks out = sized<stg_ranks>();
+    return api.ranks(self, &out);
+  }
+  if (is("setup")) {
+    stg_setup_args args = sized<stg_setup_args>();
+    args.model = &fixture.model;
+    return api.setup(self, nullptr, &args);
+  }
   if (is("teardown")) return api.teardown(self, nullptr);
-  if (is("describe_parameters")) { auto out = sized<stg_model_description>(); return api.describe_parameters(self, &out); }
+  if (is("describe_parameters")) {
+    auto out = sized<stg_model_description>();
+    return api.describe_parameters(self, &out);
+  }
   if (is("model_to_device")) return api.model_to_device(self, nullptr);
   if (is("batch_to_device")) return api.batch_to_device(self, nullptr, &a.transfer, &a.out);
   if (is("broadcast")) return api.broadcast(self, nullptr, a.batch.argument(), 0, &a.out);
   if (is("all_gather")) return api.all_gather(self, nullptr, a.batch.argument(), &a.out);
   if (is("reduce")) return api.reduce(self, nullptr, a.batch.argument(), STG_REDUCE_MEAN, &a.out);
-  if (is("reduce_boolean_decision")) { uint32_t out = 0; return api.reduce_boolean_decision(self, nullptr, 1, STG_DECIDE_ALL, &out); }
+  if (is("reduce_boolean_decision")) {
+    uint32_t out = 0;
+    return api.reduce_boolean_decision(self, nullptr, 1, STG_DECIDE_ALL, &out);
+  }
   if (is("barrier")) return api.barrier(self, nullptr, to_abi("here"));
   if (is("to_host")) return api.to_host(self, nullptr, a.batch.argument(), &a.out);
-  if (is("announce_batch")) { uint64_t ticket = 0; return api.announce_batch(self, nullptr, &a.transfer, STG_STAGE_FIT, &ticket); }
+  if (is("announce_batch")) {
+    uint64_t ticket = 0;
+    return api.announce_batch(self, nullptr, &a.transfer, STG_STAGE_FIT, &ticket);
+  }
   if (is("training_step")) return api.training_step(self, nullptr, &a.step, &a.result);
   if (is("backward")) return api.backward(self, nullptr, 0);
   if (is("optimizer_step")) return api.optimizer_step(self, nullptr, &a.update, &a.update_result);
@@ -258,9 +285,7 @@ TEST_CASE("A call from inside the instance's own callback is refused") {
 TEST_CASE("A second caller at once is refused, and the instance goes on") {
   Fixture fixture;
   std::string text;
-  Recorder::action = [&] {
-    std::thread([&] { text = text_of_error(api.barrier(fixture.self, nullptr, {})); }).join();
-  };
+  Recorder::action = [&] { std::thread([&] { text = text_of_error(api.barrier(fixture.self, nullptr, {})); }).join(); };
   check(api.barrier(fixture.self, nullptr, {}));
   CHECK(text.find("another thread") != std::string::npos);
   Recorder::action = nullptr;
@@ -372,7 +397,8 @@ TEST_CASE("A result is written as far as the caller knows it, and its size tells
   check(api.status(fixture.self, &larger.known));
   CHECK(larger.known.struct_size == sizeof(stg_status));
   CHECK(larger.future == 7);
-  for (const uint64_t size : {uint64_t{0}, uint64_t{STG_STATUS_MIN_SIZE - 1}, uint64_t{STG_MAX_STRUCT_SIZE_BYTES + 1}, ~uint64_t{0}}) {
+  for (const uint64_t size :
+       {uint64_t{0}, uint64_t{STG_STATUS_MIN_SIZE - 1}, uint64_t{STG_MAX_STRUCT_SIZE_BYTES + 1}, ~uint64_t{0}}) {
     larger.known.struct_size = size;
     CHECK(code_of(api.status(fixture.self, &larger.known)) == STG_INVALID_ARGUMENT);
   }

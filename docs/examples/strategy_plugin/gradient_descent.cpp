@@ -3,30 +3,21 @@
 #include <base/dlpack.hpp>
 #include <base/strategy.hpp>
 
-using namespace nlohmann::literals;
 using namespace stratagem;
 
 class GradientDescent : public Strategy {
  public:
   static StrategyInfo info() {
-    return {"one replica on the cpu, plain gradient descent",
-            R"({"type": "object", "additionalProperties": false})",
-            {STG_DEVICE_CPU}};
+    return {"one replica on the cpu, plain gradient descent", R"({"additionalProperties": false})", {STG_DEVICE_CPU}};
   }
 
   explicit GradientDescent(const CreateArgs& args) : seed_(args.config.value("seed", uint64_t{0})) {
-    nlohmann::json config = args.config;
-    if (config.contains("/optimizer/lr"_json_pointer)) config["optimizer"].erase("lr");  // comes with each update
-    const nlohmann::json only{{"accelerator", "cpu"},
+    accept_only(args.config, {{"accelerator", "cpu"},
                               {"devices", 1},
                               {"precision", "32-true"},
+                              {"deterministic", false},
                               {"optimizer", {{"name", "sgd"}}},
-                              {"options", nlohmann::json::object()}};
-    for (const auto& [key, value] : config.items()) {
-      if (key == "seed" || key == "deterministic" || key == "threads") continue;  // one thread, always the same
-      if (!only.contains(key)) throw invalid_argument("config at /", key, ": unknown key");
-      if (value != only[key]) throw unimplemented("config at /", key, ": this strategy has only ", only[key].dump());
-    }
+                              {"options", nlohmann::json::object()}});
   }
 
   const std::vector<stg_device>& devices() const override { return devices_; }
@@ -40,13 +31,10 @@ class GradientDescent : public Strategy {
     args.seed = seed_;
     Replica replica(std::move(model), args);
     const stg_model_description made = replica.describe();
-    if (made.loss_kind != STG_LOSS_MEAN) throw unimplemented("this strategy takes losses that are a mean over the rows");
     for (uint64_t i = 0; i < made.num_parameters; ++i) {
       const stg_tensor_view& weight = made.parameters[i]->tensor->view;
-      if ((made.parameters[i]->flags & STG_PARAMETER_PINNED) == 0 || !same_dtype(weight.dtype, float32) ||
-          !is_contiguous(weight)) {
+      if ((made.parameters[i]->flags & STG_PARAMETER_PINNED) == 0 || !same_dtype(weight.dtype, float32) || !is_contiguous(weight))
         throw unimplemented("parameter ", i, " is no row-major float32 tensor that may be written in place");
-      }
     }
     replica_ = std::move(replica);
   }
@@ -64,11 +52,7 @@ class GradientDescent : public Strategy {
 
   StepResult training_step(const Call&, StepArgs args) override {
     if (args.batch.borrowed()) args.batch = copy_tree(args.batch.root());  // the graph reads it until backward
-    rows_ = 1;
-    for_each_leaf(args.batch.root(), [&](const KeyPath&, stg_value& leaf) {
-      if (leaf.type == STG_TENSOR && leaf.as.tensor->view.num_dims > 0)
-        rows_ = static_cast<double>(leaf.as.tensor->view.shape[0]);
-    });
+    num_rows_ = static_cast<double>(batch_rows(args.batch.root()).value_or(1));
     replica_.set_mode(true);
     stg_step_context context{};
     context.device = devices_.front();
@@ -77,9 +61,8 @@ class GradientDescent : public Strategy {
     context.batch_index = args.batch_index;
     context.global_step = args.global_step;
     ModelStep step = replica_.step(context, std::move(args.batch));
-    if (step.denominator.type != STG_NONE) throw unimplemented("this strategy takes no denominators");
     graph_ = std::move(step.graph);
-    return {std::move(step.outputs), {rows_}};
+    return {std::move(step.outputs), {num_rows_}};
   }
 
   // The loss is a mean over the rows: times their number, micro-batches of any size add up.
@@ -87,28 +70,26 @@ class GradientDescent : public Strategy {
     const stg_model_description model = replica_.describe();
     std::vector<std::vector<double>> sums = sums_;
     sums.resize(model.num_parameters);
-    replica_.backward(std::move(graph_), rows_, [&](uint64_t index, TensorPtr gradient) {
+    replica_.backward(std::move(graph_), num_rows_, [&](uint64_t index, TensorPtr gradient) {
       if (index >= sums.size()) throw invalid_argument("gradient ", index, "; the model has ", sums.size(), " parameters");
-      if (!gradient) return;
-      const stg_tensor_view& weight = model.parameters[index]->tensor->view;
-      check_in_host_memory(gradient->view, "gradient ", index);
-      if (numel(gradient->view) != numel(weight)) {
-        throw invalid_argument("gradient ", index, " is ", shape_text(gradient->view), ", its parameter ", shape_text(weight));
-      }
-      sums[index].resize(static_cast<size_t>(numel(weight)));
-      for (size_t j = 0; j < sums[index].size(); ++j) sums[index][j] += read_element(gradient->view, static_cast<int64_t>(j));
+      const std::string wanted = shape_text(model.parameters[index]->tensor->view);
+      if (gradient && shape_text(gradient->view) != wanted)
+        throw invalid_argument("gradient ", index, " is ", shape_text(gradient->view), ", its parameter ", wanted);
+      if (gradient) sums[index].resize(static_cast<size_t>(numel(gradient->view)));
+      for (size_t i = 0; gradient && i < sums[index].size(); ++i)
+        sums[index][i] += read_element(gradient->view, static_cast<int64_t>(i));
     });
     sums_ = std::move(sums);
-    total_rows_ += rows_;
+    total_rows_ += num_rows_;
   }
 
   UpdateResult optimizer_step(const Call& call, const stg_update_args& update) override {
     if (update.clip != STG_CLIP_NONE) throw unimplemented("this strategy doesn't clip gradients");
-    if (total_rows_ == 0) throw failed_precondition("optimizer_step without a backward since the last update");
+    if (sums_.empty()) throw failed_precondition("optimizer_step without a backward since the last update");
     const stg_model_description model = replica_.describe();
-    for (uint64_t i = 0; i < model.num_parameters; ++i) {
-      float* weight = first_element<float>(model.parameters[i]->tensor->view);
-      for (size_t j = 0; j < sums_[i].size(); ++j) weight[j] -= static_cast<float>(update.lr * sums_[i][j] / total_rows_);
+    for (uint64_t p = 0; p < sums_.size(); ++p) {
+      float* weight = first_element<float>(model.parameters[p]->tensor->view);
+      for (size_t i = 0; i < sums_[p].size(); ++i) weight[i] -= static_cast<float>(update.lr * sums_[p][i] / total_rows_);
     }
     UpdateResult result;
     result.outcome = STG_UPDATE_DONE;
@@ -122,8 +103,8 @@ class GradientDescent : public Strategy {
   std::vector<stg_device> devices_{{STG_DEVICE_CPU, 0}};
   Replica replica_;
   GraphPtr graph_;
-  double rows_ = 1;                        // of the batch that the graph is of
-  std::vector<std::vector<double>> sums_;  // by parameter: rows x gradient, since the last update
+  double num_rows_ = 0;                    // of the latest batch
+  std::vector<std::vector<double>> sums_;  // by parameter: rows times gradient, since the last update
   double total_rows_ = 0;
 };
 
