@@ -160,6 +160,7 @@ TEST_CASE("destroying a live instance ends its threads and lets the model go") {
 }
 
 TEST_CASE("a failed setup leaves the instance as before") {
+  const auto good = linear_model();
   const auto model = linear_model();
   model->table.describe = [](void*, stg_replica* replica, stg_model_description*) -> stg_error* {
     const bool is_root = reinterpret_cast<ToyReplica*>(replica)->args.replica == 0;
@@ -172,7 +173,6 @@ TEST_CASE("a failed setup leaves the instance as before") {
   CHECK(instance.status().state == STG_STATE_CREATED);
   CHECK(model->num_references == 0);
   CHECK(model->num_replicas == 0);
-  const auto good = linear_model();
   instance.setup(*good);
   instance.train(batch_of({1, 1}));
   CHECK(instance.value("weight") == -1);

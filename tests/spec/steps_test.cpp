@@ -190,7 +190,8 @@ TEST_CASE("gradients that lie in the model's own memory, without a deleter, are 
     struct Own {
       const stg_gradient_sink* sink;
       float memory = 0;
-      TensorPtr tensor;
+      TensorPtr tensor = make_tensor(nullptr, &memory, float32, {1});
+      stg_tensor lent = *tensor;
     };
     static Own own;
     own.sink = sink;
@@ -198,9 +199,8 @@ TEST_CASE("gradients that lie in the model's own memory, without a deleter, are 
     between.ready = [](void*, uint64_t index, stg_tensor* gradient, const stg_stream*) {
       const TensorPtr given{gradient};
       own.memory = *first_element<float>(given->view);
-      own.tensor = make_tensor(nullptr, &own.memory, float32, {1});
-      own.tensor->deleter = nullptr;
-      return own.sink->ready(own.sink->self, index, own.tensor.get(), nullptr);
+      own.lent.deleter = nullptr;
+      return own.sink->ready(own.sink->self, index, &own.lent, nullptr);
     };
     return original(self, replica, graph, scale, 0, &between);
   };
