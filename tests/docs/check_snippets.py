@@ -4,7 +4,8 @@
 
 In Markdown, before a fence:   <!-- from: docs/examples/strategy_plugin/gradient_descent.cpp -->
 A part of a file:              <!-- from: host/examples/fashion.json lines: 3-9 -->
-The SPDX line at the top of a file is left out. Fences of C, C++, CMake and JSON without such a line are an error.
+The SPDX line at the top of a file is left out. Fences of C, C++, CMake and JSON without such a line are an error. So is what a merge
+left undecided.
 
 usage: check_snippets.py ROOT FILE.md...
 """
@@ -25,6 +26,9 @@ def expected(root, match):
 
 def problems(root, page):
     lines = page.read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        if re.match("(<{7}|>{7}) |={7}$", line):
+            yield f"{page}:{number}: the mark of a merge conflict"
     i = 0
     while i < len(lines):
         fence = re.fullmatch(r"\s*```(\w+)\s*", lines[i])

@@ -146,6 +146,10 @@ std::vector<double> Instance::values(const std::string& name) {
   throw not_found("no parameter ", name);
 }
 
+std::string sgd_config(size_t num_devices, const std::string& more) {
+  return concat("{\"devices\": ", num_devices, R"(, "optimizer": {"name": "sgd", "lr": 1})", more, "}");
+}
+
 Tree batch_of(const std::vector<double>& values, stg_dtype dtype) {
   Dict batch;
   batch.emplace_back("x", tensor_of(values, {static_cast<int64_t>(values.size())}, dtype));

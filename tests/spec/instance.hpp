@@ -78,6 +78,8 @@ Error error_of(Body&& body) {
   throw std::runtime_error("no error was thrown");
 }
 
+/// The config of an instance that trains by SGD without momentum at a rate of 1.
+std::string sgd_config(size_t num_devices, const std::string& more = "");
 /// {"x": values as (n,)}.
 Tree batch_of(const std::vector<double>& values, stg_dtype dtype = float32);
 /// All elements of a tensor, or the number, as doubles.
