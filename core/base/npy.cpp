@@ -16,7 +16,7 @@ namespace stratagem {
 namespace {
 
 constexpr std::string_view magic{"\x93NUMPY", 6};
-constexpr uint64_t max_header_bytes = 1 << 20;
+constexpr uint64_t max_npy_header_bytes = 1 << 20;
 
 struct Kind {
   char letter;
@@ -191,7 +191,7 @@ NpyHeader read_header(const Source& source) {
   const uint64_t text_at = major == 1 ? 10 : 12;
   uint64_t text_bytes = uint64_t{start[8]} | uint64_t{start[9]} << 8;
   if (major > 1) text_bytes |= uint64_t{start[10]} << 16 | uint64_t{start[11]} << 24;
-  if (source.size_bytes < text_at || text_bytes > source.size_bytes - text_at || text_bytes > max_header_bytes) {
+  if (source.size_bytes < text_at || text_bytes > source.size_bytes - text_at || text_bytes > max_npy_header_bytes) {
     throw data_loss(source.where, ": cut off or damaged: an NPY header of ", text_bytes, " bytes is promised, the file has ",
                     source.size_bytes);
   }
