@@ -226,6 +226,20 @@ TEST_CASE("The largest numbers of the config are no overflow") {
   CHECK(fit.json()["steps"] == 2);
 }
 
+TEST_CASE("Data are read from the config's folder, not from the one that a command is called in") {
+  const Run run("single_device", {1, 2, 3});
+  const TemporaryFolder elsewhere;
+  write_samples(elsewhere / "x.npy", {7, 8});
+  write_file(run.folder / "c.json", run.config.dump());
+  const Finished done = run_stratagem({"fit", (run.folder / "c.json").string(), "--json"}, elsewhere.path,
+                                      {{"STRATAGEM_PLUGIN_PATH", TEST_PLUGINS "/toy"}});
+  INFO(done.err);
+  CHECK(done.code == 0);
+  CHECK(run.trace() == numbers(1, 3));
+  CHECK(fs::path(done.json()["checkpoint"].get<std::string>()).parent_path() == run.folder / "run");
+  CHECK(std::distance(fs::directory_iterator(elsewhere.path), {}) == 1);
+}
+
 TEST_CASE("A folder that can't be written to is told before training") {
   const Run run("single_device");
   write_file(run.folder / "file", "");

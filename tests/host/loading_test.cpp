@@ -2,7 +2,11 @@
 //
 // Loading: a plugin that is wrong in one way is refused with the file and that reason, and nothing breaks. Each is a real file, made from
 // bad_plugins/bad_plugin.c.
+#include <dlfcn.h>
 #include <sys/stat.h>
+
+#include <atomic>
+#include <thread>
 
 #include "base/value.hpp"
 #include "libstratagem/plugins/loader.hpp"
@@ -89,6 +93,18 @@ TEST_CASE("A plugin is loaded once, and its factories are found by name or as th
   CHECK(other.message == Contains{"offers no model \"tay\"; did you mean \"toy\"? Available: toy"});
   CHECK(error_of([&] { find_strategy(toy, ""); }).message == Contains{"offers 0 of kind strategy, not one"});
   CHECK(options_schema(find_model(toy, "").options_schema, "")["properties"].contains("w"));
+}
+
+TEST_CASE("What a plugin left in a thread is destroyed when the thread ends, also when all of the plugin is let go before") {
+  const fs::path file = TEST_PLUGINS "/toy/toy_model.so";
+  std::thread([&] {
+    const stg_model* model = nullptr;
+    REQUIRE(find_model(load_plugin(file), "toy").create(to_abi("{}"), nullptr, &model) == nullptr);
+    model->release(model->self);
+  }).join();
+  const auto* num_ended = static_cast<std::atomic<int>*>(dlsym(dlopen(file.c_str(), RTLD_NOW), "toy_num_ended_threads"));
+  REQUIRE(num_ended != nullptr);
+  CHECK(*num_ended == 1);
 }
 
 TEST_CASE("An empty options schema allows no options, and one that is no JSON is told") {

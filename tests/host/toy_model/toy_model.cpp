@@ -50,7 +50,17 @@ struct stg_graph {
   double gradient;
 };
 
+extern "C" STG_EXPORT std::atomic<int> toy_num_ended_threads;
+std::atomic<int> toy_num_ended_threads{0};
+
 namespace {
+
+// What a plugin leaves in a thread that used it: it runs when that thread ends, though everything of the plugin was let go before.
+struct Farewell {
+  int num_models = 0;
+  ~Farewell() { ++toy_num_ended_threads; }
+};
+thread_local Farewell farewell;
 
 void write_element(const stg_tensor_view& view, double value) {
   if (view.dtype.bits == 64) {
@@ -176,6 +186,7 @@ void fill_table(Toy* toy) {
 
 stg_error* create(stg_string options, const stg_host*, const stg_model** out) {
   return guard([&] {
+    ++farewell.num_models;
     auto toy = std::make_unique<Toy>(nlohmann::json::parse(text_of(options)));
     toy->maybe_fail("create");
     fill_table(toy.get());
