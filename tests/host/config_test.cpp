@@ -84,6 +84,12 @@ TEST_CASE("A wrong value is answered with its pointer, itself, and what is wante
       {"scheduler={\"name\":\"constant\",\"gamma\":0.5}",
        "/scheduler/gamma: belongs to the scheduler \"step\", not to \"constant\"\n"},
       {"data.train.batch_size=0", "/data/train/batch_size: 0 is not allowed; wanted: a whole number, at least 1\n"},
+      {"data.train.inputs={\"path\":\"x.npy\",\"name\":\"x\"}",
+       "/data/train/inputs/name: belongs to npz and safetensors, not to npy\n"},
+      {"data.train.inputs={\"path\":\"x.npy\",\"columns\":[\"x\"]}", "/data/train/inputs/columns: belongs to csv, not to npy\n"},
+      {"data.train.inputs={}", "/data/train/inputs/path: this key, a text, is required\n"},
+      {"data.train.targets=3",
+       "/data/train/targets: 3 is not allowed; wanted: a text or an object, at least 1 characters long\n"},
       {"checkpoint.keep_last=2", "/checkpoint/dir: this key, a text, is required\n"},
       {"plugin_path=[\"a\",3]", "/plugin_path/1: 3 is not allowed; wanted: a text, at least 1 characters long\n"},
   };
@@ -209,7 +215,7 @@ TEST_CASE("Paths are relative to the config's folder, data paths to data.root") 
   CHECK(config.plugin_path == std::vector<fs::path>{good.folder / "p"});
   CHECK(config.model.path == good.folder / "lib/my.so");
   CHECK(config.model.name.empty());
-  CHECK(config.train->inputs == good.folder / "data/y.npy");
+  CHECK(config.train->inputs.path == good.folder / "data/y.npy");
 }
 
 TEST_CASE("A path that begins with ~ is refused, and a missing file is told with its absolute path") {
@@ -219,6 +225,7 @@ TEST_CASE("A path that begins with ~ is refused, and a missing file is told with
   Problems problems;
   good.read(problems, {"data.train.inputs=none.npy", "data.train.targets=."});
   REQUIRE(problems.all().size() == 2);
+  CHECK(problems_with("data.train.inputs={\"path\":\"none.npy\"}") == Contains{"/data/train/inputs/path: can't read /"});
   CHECK(problems.all()[0].text == "can't read " + (good.folder / "none.npy").string() + ": No such file or directory");
   CHECK(problems.all()[1].text == Contains{" is a folder; a file is wanted"});
 }

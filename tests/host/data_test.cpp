@@ -44,8 +44,8 @@ std::string npy(const std::string& descr, bool fortran, const std::string& shape
 DatasetConfig dataset(const std::string& format, const fs::path& inputs, const std::optional<fs::path>& targets = {}) {
   DatasetConfig config;
   config.format = format;
-  config.inputs = inputs;
-  config.targets = targets;
+  config.inputs.path = inputs;
+  if (targets) config.targets = ArrayConfig{*targets, {}, {}};
   return config;
 }
 
@@ -189,6 +189,51 @@ TEST_CASE("NPY: column-major order and big-endian types are put right, and batch
   CHECK(first_row(gzipped(npy("<f4", false, "(1, 1)", bytes("0 0 80 3F")))) == std::vector<double>{1});
   write_file(folder / "x.npy", npy("<f4", false, "()", bytes("0 0 80 3F")));
   CHECK(error_of([&] { Dataset(dataset("npy", folder / "x.npy")); }).message == Contains{"one number without dimensions"});
+}
+
+TEST_CASE("CSV: columns by name, the label apart from the others, quotes and gzip as usual") {
+  const TemporaryFolder folder;
+  const fs::path file = folder / "x.csv";
+  const int64_t rows[] = {1, 0};
+  const std::string table = "height,\"shoe, size\",label\r\n1.5,40,0\r\n\"-2e1\", +41 ,2\r\n";
+  DatasetConfig config = dataset("csv", file, file);
+  config.targets->columns = {"label"};
+  for (const std::string& content : {table, gzipped(table), table.substr(0, table.size() - 2)}) {
+    write_file(file, content);
+    const Tree batch = Dataset(config).batch(rows);
+    CHECK(entry(batch, "inputs") == std::vector<double>{-20, 41, 1.5, 40});
+    CHECK(entry(batch, "targets") == std::vector<double>{2, 0});
+    CHECK(same_dtype(find(batch.root(), "inputs")->as.tensor->view.dtype, float32));
+    CHECK(same_dtype(find(batch.root(), "targets")->as.tensor->view.dtype, int64));
+  }
+  config.inputs.columns = {"shoe, size"};
+  CHECK(entry(Dataset(config).batch(rows), "inputs") == std::vector<double>{41, 40});
+  config.targets->columns = {"label", "height"};
+  CHECK(entry(Dataset(config).batch(rows), "targets") == std::vector<double>{2, -20, 0, 1.5});
+  write_file(file, "1,2\n3,4\n\n");
+  CHECK(entry(Dataset(dataset("csv", file)).batch(rows), "inputs") == std::vector<double>{3, 4, 1, 2});
+}
+
+TEST_CASE("CSV: what can't be read is told with file, row and column") {
+  const TemporaryFolder folder;
+  const fs::path file = folder / "x.csv";
+  const auto message = [&](const std::string& content, DatasetConfig config) {
+    write_file(file, content);
+    return error_of([&] { Dataset{config}; }).message;
+  };
+  const DatasetConfig inputs = dataset("csv", file);
+  CHECK(message("a,b\n1,2\n3,four\n", inputs) == Contains{file.string() + ", row 3, column \"b\": \"four\" is no number"});
+  CHECK(message("1,2\n3,\n", inputs) == Contains{", row 2, column 2: \"\" is no number"});
+  CHECK(message("1,2\n3\n", inputs) == Contains{", row 2 has 1 fields, the first has 2"});
+  CHECK(message("1,2\n\"3,4\n", inputs) == Contains{file.string() + ", row 2: "});
+  CHECK(message("a,a\n1,2\n", inputs) == Contains{"two columns are called \"a\""});
+  CHECK(message("a,b\n", inputs) == Contains{"no samples in " + file.string()});
+  CHECK(message("", inputs) == Contains{file.string()});
+  DatasetConfig both = dataset("csv", file, file);
+  CHECK(message("a,b\n1,2\n", both) == Contains{"say which columns are which"});
+  both.targets->columns = {"c"};
+  CHECK(message("aa,cc\n1,2\n", both) == Contains{"no column \"c\" in " + file.string() + "; did you mean \"cc\"?"});
+  CHECK(message("1,2\n", both) == Contains{"has no row of names"});
 }
 
 TEST_CASE("limit takes the first samples") {

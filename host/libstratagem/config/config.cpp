@@ -152,21 +152,38 @@ class Reader {
     const Section section(data, key);
     const std::string pointer = concat("/data/", key);
     DatasetConfig dataset;
-    std::string inputs;
-    std::optional<std::string> targets;
     section.read("format", dataset.format);
-    section.read("inputs", inputs);
-    section.read("targets", targets);
     section.read("batch_size", dataset.batch_size);
     section.read("shuffle", dataset.shuffle);
     section.read("limit", dataset.limit);
-    dataset.inputs = config_path(inputs, root, pointer + "/inputs", problems_);
-    if (used) require_readable(dataset.inputs, pointer + "/inputs", problems_);
-    if (targets) {
-      dataset.targets = config_path(*targets, root, pointer + "/targets", problems_);
-      if (used) require_readable(*dataset.targets, pointer + "/targets", problems_);
-    }
+    dataset.inputs = read_array(section, "inputs", pointer + "/inputs", dataset.format, root, used);
+    if (section.has("targets"))
+      dataset.targets = read_array(section, "targets", pointer + "/targets", dataset.format, root, used);
     return dataset;
+  }
+
+  // "x.npy" or {"path": "x.npz", "name": "x"}.
+  ArrayConfig read_array(const Section& dataset, const char* key, std::string pointer, const std::string& format,
+                         const fs::path& root, bool used) {
+    const Section section(dataset, key);
+    ArrayConfig array;
+    std::string file;
+    dataset.read(key, file);
+    section.read("name", array.name);
+    section.read("columns", array.columns);
+    const auto belongs = [&](const char* part, bool fits, const char* to) {
+      if (section.has(part) && !fits) problems_.add(concat(pointer, "/", part), concat("belongs to ", to, ", not to ", format));
+    };
+    belongs("name", format == "npz" || format == "safetensors", "npz and safetensors");
+    belongs("columns", format == "csv", "csv");
+    if (section.has("path")) {
+      section.read("path", file);
+      pointer += "/path";
+    }
+    if (file.empty()) return array;  // the schema has told
+    array.path = config_path(file, root, pointer, problems_);
+    if (used) require_readable(array.path, pointer, problems_);
+    return array;
   }
 
   void read_data(Config& config) {

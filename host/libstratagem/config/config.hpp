@@ -14,10 +14,17 @@
 
 namespace stratagem {
 
+/// An array in a file: in one of several arrays by its name, in a CSV file by its columns.
+struct ArrayConfig {
+  std::filesystem::path path;
+  std::optional<std::string> name;
+  std::vector<std::string> columns;
+};
+
 struct DatasetConfig {
   std::string format;
-  std::filesystem::path inputs;
-  std::optional<std::filesystem::path> targets;
+  ArrayConfig inputs;
+  std::optional<ArrayConfig> targets;
   int64_t batch_size = 1;
   bool shuffle = false;
   std::optional<int64_t> limit;

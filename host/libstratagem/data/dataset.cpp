@@ -8,27 +8,10 @@
 
 #include "base/dlpack.hpp"
 #include "base/error.hpp"
-#include "base/npy.hpp"
-#include "libstratagem/data/bytes.hpp"
-#include "libstratagem/data/idx.hpp"
+#include "libstratagem/data/arrays.hpp"
 
 namespace stratagem {
-namespace fs = std::filesystem;
 namespace {
-
-TensorPtr read_npy_file(const fs::path& file) {
-  if (!is_gzip(file)) return read_npy(file);
-  const std::vector<uint8_t> bytes = ByteReader(file).read(std::numeric_limits<uint64_t>::max());
-  return read_npy(bytes, file.string());
-}
-
-TensorPtr read_file(const std::string& format, const fs::path& file) {
-  TensorPtr array = format == "idx" ? read_idx(file) : read_npy_file(file);
-  if (array->view.num_dims == 0)
-    throw invalid_argument(file.string(), " holds one number without dimensions; samples lie along the first dimension");
-  if (array->view.shape[0] == 0) throw invalid_argument("no samples in ", file.string());
-  return array;
-}
 
 template <class T>
 void copy_labels(const stg_tensor_view& view, const std::string& file, int64_t* out) {
@@ -88,14 +71,15 @@ TensorPtr gather(const stg_tensor_view& array, std::span<const int64_t> rows) {
 
 }  // namespace
 
-Dataset::Dataset(const DatasetConfig& config) : inputs_(read_file(config.format, config.inputs)) {
+Dataset::Dataset(const DatasetConfig& config)
+    : inputs_(read_array(config.format, config.inputs, "inputs", config.targets ? &*config.targets : nullptr)) {
   if (config.targets) {
-    targets_ = read_file(config.format, *config.targets);
+    targets_ = read_array(config.format, *config.targets, "targets", &config.inputs);
     if (targets_->view.shape[0] != inputs_->view.shape[0]) {
       throw invalid_argument("inputs and targets differ in length: ", inputs_->view.shape[0], " samples in ",
-                             config.inputs.string(), ", ", targets_->view.shape[0], " in ", config.targets->string());
+                             config.inputs.path.string(), ", ", targets_->view.shape[0], " in ", config.targets->path.string());
     }
-    targets_ = as_labels(std::move(targets_), config.targets->string());
+    targets_ = as_labels(std::move(targets_), config.targets->path.string());
   }
   num_samples_ = std::min(inputs_->view.shape[0], config.limit.value_or(std::numeric_limits<int64_t>::max()));
 }

@@ -7,6 +7,7 @@
 //   trace      a file to which each training step appends its samples
 //   name       of its weight
 //   raise_at   {"step": n, "signal": s, "times": t, "stage": u}: raises the signal in a step of the stage (0: fit) after n updates
+//   farewell   a file to which each thread that created a model writes when it ends
 //   fails      "create" or "replicate": throws there
 //   num_classes  targets must lie below it, as a classifier would have it
 #include <stratagem/plugin.h>
@@ -50,15 +51,14 @@ struct stg_graph {
   double gradient;
 };
 
-extern "C" STG_EXPORT std::atomic<int> toy_num_ended_threads;
-std::atomic<int> toy_num_ended_threads{0};
-
 namespace {
 
 // What a plugin leaves in a thread that used it: it runs when that thread ends, though everything of the plugin was let go before.
 struct Farewell {
-  int num_models = 0;
-  ~Farewell() { ++toy_num_ended_threads; }
+  std::string file;
+  ~Farewell() {
+    if (!file.empty()) std::ofstream(file, std::ios::app) << "farewell\n";
+  }
 };
 thread_local Farewell farewell;
 
@@ -186,8 +186,8 @@ void fill_table(Toy* toy) {
 
 stg_error* create(stg_string options, const stg_host*, const stg_model** out) {
   return guard([&] {
-    ++farewell.num_models;
     auto toy = std::make_unique<Toy>(nlohmann::json::parse(text_of(options)));
+    farewell.file = toy->options.value("farewell", "");
     toy->maybe_fail("create");
     fill_table(toy.get());
     *out = &toy.release()->table;
@@ -196,7 +196,7 @@ stg_error* create(stg_string options, const stg_host*, const stg_model** out) {
 
 constexpr const char* schema = R"({"type": "object", "additionalProperties": false, "properties": {
   "w": {"type": "number"}, "name": {"type": "string"}, "trace": {"type": "string"}, "num_classes": {"type": "integer", "minimum": 1},
-  "fails": {"type": "string"},
+  "farewell": {"type": "string"}, "fails": {"type": "string"},
   "raise_at": {"type": "object", "additionalProperties": false, "required": ["step", "signal"],
                "properties": {"step": {"type": "integer"}, "signal": {"type": "integer"}, "times": {"type": "integer"}, "stage": {"type": "integer"}}}}})";
 
