@@ -29,6 +29,9 @@ target_include_directories(stratagem_libtorch SYSTEM INTERFACE ${TORCH_INCLUDE_D
 target_link_libraries(stratagem_libtorch INTERFACE torch_cpu_library)
 separate_arguments(torch_cxx_flags UNIX_COMMAND "${TORCH_CXX_FLAGS}")  # the C++ library's ABI, in older builds
 target_compile_options(stratagem_libtorch INTERFACE ${torch_cxx_flags})
+if(STRATAGEM_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  target_compile_options(stratagem_libtorch INTERFACE -Wno-maybe-uninitialized)  # GCC 12's false alarms, over optional generators
+endif()
 
 # The CUDA compiler: the user's, by the usual variables, else the one beside the wheel. The language is enabled by the targets that
 # need it.

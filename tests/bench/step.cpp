@@ -88,9 +88,9 @@ int main(int argc, char** argv) try {
   const std::string model_name = argument(4, "fashion_cnn");
   const auto plugins = std::filesystem::canonical("/proc/self/exe").parent_path().parent_path() / "lib" / "stratagem";
 
-  const stg_model* model = test::make_model(test::load_plugin(plugins / (model_name + ".so")), model_name, argument(5, "{}"));
-  Contestant single(plugins, "single_device", "1", model);
-  Contestant parallel(plugins, "data_parallel", devices, model);
+  const test::ModelPtr model = test::make_model(test::load_plugin(plugins / (model_name + ".so")), model_name, argument(5, "{}"));
+  Contestant single(plugins, "single_device", "1", model.get());
+  Contestant parallel(plugins, "data_parallel", devices, model.get());
   std::mt19937 random(1);
   for (int i = 0; i < 5; ++i) {  // the first steps allocate
     single.step_ms(random_batch(batch_size, random));

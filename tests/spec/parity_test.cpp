@@ -48,8 +48,9 @@ Tree cnn_batch(std::mt19937& random) {
 
 std::vector<Case> cases() {
   static const stg_model* mlp = make_model(load_plugin(MLP_PLUGIN), "mlp",
-                                           R"({"sizes": [6, 70, 70, 4], "activation": "tanh", "tied": true, "unused": true})");
-  static const stg_model* cnn = make_model(load_plugin(FASHION_CNN_PLUGIN), "fashion_cnn", R"({"channels": 2})");
+                                           R"({"sizes": [6, 70, 70, 4], "activation": "tanh", "tied": true, "unused": true})")
+                                    .release();
+  static const stg_model* cnn = make_model(load_plugin(FASHION_CNN_PLUGIN), "fashion_cnn", R"({"channels": 2})").release();
   return {{"mlp", mlp, mlp_batch}, {"fashion_cnn", cnn, cnn_batch}};
 }
 
@@ -161,14 +162,14 @@ TEST_CASE("data_parallel on one device equals single_device bitwise, with models
 }
 
 TEST_CASE("with dropout a run on two devices is reproducible bitwise, with one intra-op thread per replica and with two") {
-  const stg_model* model = make_model(load_plugin(MLP_PLUGIN), "mlp", R"({"sizes": [6, 64, 4], "dropout": 0.5})");
+  const ModelPtr model = make_model(load_plugin(MLP_PLUGIN), "mlp", R"({"sizes": [6, 64, 4], "dropout": 0.5})");
   for (const int num_threads : {2, 4}) {
     std::vector<std::string> results;
     for (int run = 0; run < 3; ++run) {
       std::mt19937 random(14);
       Instance instance("data_parallel",
                         concat("{\"devices\": 2, \"threads\": ", num_threads, ", \"optimizer\": ", optimizers[0], "}"));
-      instance.setup(model);
+      instance.setup(model.get());
       for (int step = 0; step < 5; ++step) instance.train(mlp_batch(random), 0.1);
       results.push_back(model_bytes(instance.export_state()));
     }
@@ -209,10 +210,10 @@ TEST_CASE("faults of LibTorch models are told with replica, device and text, and
   for (const std::string fault : {"runtime_error", "c10_error", "int"}) {
     const std::string options =
         R"({"sizes": [6, 8, 4], "buffers": true, "fault_replica": 1, "fault_step": 0, "fault": ")" + fault + "\"}";
-    const stg_model* model = make_model(load_plugin(MLP_PLUGIN), "mlp", options);
+    const ModelPtr model = make_model(load_plugin(MLP_PLUGIN), "mlp", options);
     std::mt19937 random(16);
     Instance instance("data_parallel", config(optimizers[0], 2, "32-true"));
-    instance.setup(model);
+    instance.setup(model.get());
     const std::string before = model_bytes(instance.export_state());
     const Error error = error_of([&] { instance.train(mlp_batch(random), 0.1); });
     CHECK(error.replica == 1);

@@ -30,12 +30,12 @@ using namespace stratagem::test;
 
 namespace {
 
-// A model of a class of this file. It lives as long as the process.
+// A model of a class of this file.
 template <class M>
-const stg_model* model_of(const std::string& options = "{}") {
+ModelPtr model_of(const std::string& options = "{}") {
   const stg_model* made = nullptr;
   check(sdk::create_model("own", sdk::model_class<M>, to_abi(options), nullptr, &made));
-  return made;
+  return ModelPtr{made};
 }
 
 Tree batch_with(const at::Tensor& inputs) {
@@ -213,7 +213,7 @@ class Dropping : public TensorModel {
 TEST_CASE("two gradients that autograd keeps in one memory are accumulated each once") {
   for (const int num_devices : {1, 2}) {
     Instance instance("data_parallel", sgd(num_devices));
-    instance.setup(model_of<Sum>());
+    instance.setup(model_of<Sum>().get());
     for (const double x : {1.0, 2.0}) instance.accumulate(batch_with(at::ones({2}).mul(x)));
     instance.train(batch_with(at::ones({2}).mul(3)), 0.0625);
     // d/da = 2 (a + b) x, over x = 1, 2, 3.
@@ -226,7 +226,7 @@ TEST_CASE("a backward of the model's own inside a step isn't part of the gradien
   std::vector<std::string> results;
   for (const bool calls_backward : {true, false}) {
     Instance instance("data_parallel", sgd(2));
-    instance.setup(model_of<Adversarial>(calls_backward ? R"({"backward": true})" : R"({"backward": false})"));
+    instance.setup(model_of<Adversarial>(calls_backward ? R"({"backward": true})" : R"({"backward": false})").get());
     for (int step = 0; step < 3; ++step) {
       instance.train(batch_with(at::arange(0.5, 6.5).view({2, 3})), 0.01);
     }
@@ -238,7 +238,7 @@ TEST_CASE("a backward of the model's own inside a step isn't part of the gradien
 TEST_CASE("a model may keep a tensor of a lent batch, which it then has to itself") {
   for (const bool in_validation : {false, true}) {
     Instance instance("single_device", sgd(1));
-    instance.setup(model_of<Remembering>());
+    instance.setup(model_of<Remembering>().get());
     auto memory = std::make_unique<std::vector<float>>(2, 3.0F);
     const auto lent = batch_with(at::from_blob(memory->data(), {2}));
     if (in_validation) {
@@ -256,7 +256,7 @@ TEST_CASE("a model may keep a tensor of a lent batch, which it then has to itsel
 TEST_CASE("a model that writes to its batch doesn't write to a lent one") {
   for (const int num_devices : {1, 2}) {
     Instance instance("data_parallel", sgd(num_devices));
-    instance.setup(model_of<Scaling>());
+    instance.setup(model_of<Scaling>().get());
     const at::Tensor inputs = at::ones({2}).mul(8);
     const Tree lent = batch_with(inputs);
     for (int step = 0; step < 2; ++step) instance.train(Tree::view(lent.root()));
@@ -267,13 +267,13 @@ TEST_CASE("a model that writes to its batch doesn't write to a lent one") {
 
 TEST_CASE("a parameter that a LibTorch model freezes after setup stays, one that it thaws is told") {
   Instance freezing("data_parallel", sgd(2));
-  freezing.setup(model_of<Freezing>(R"({"thaws": false})"));
+  freezing.setup(model_of<Freezing>(R"({"thaws": false})").get());
   for (int step = 0; step < 3; ++step) freezing.train(batch_with(at::ones({2})), 0.25);
   CHECK(freezing.value("first") == 0.25);
   CHECK(freezing.value("second") == 0.75);
 
   Instance thawing("data_parallel", sgd(2));
-  thawing.setup(model_of<Freezing>(R"({"thaws": true})"));
+  thawing.setup(model_of<Freezing>(R"({"thaws": true})").get());
   thawing.train(batch_with(at::ones({2})), 0.25);
   const Error error = error_of([&] { thawing.train(batch_with(at::ones({2})), 0.25); });
   CHECK(error.code == STG_FAILED_PRECONDITION);
@@ -293,14 +293,14 @@ TEST_CASE("a model's own split packs ragged batches for any number of devices") 
     for (const int num_devices : {1, 2}) {
       if (strategy == "single_device" && num_devices == 2) continue;
       Instance instance(strategy, sgd(num_devices));
-      instance.setup(model_of<Packed>());
+      instance.setup(model_of<Packed>().get());
       const StepOutcome outcome = instance.train(batch(false));
       CHECK(outcome.weights == (num_devices == 1 ? std::vector<double>{5} : std::vector<double>{3, 2}));
       CHECK(instance.value("w") == Approx(-17.0 / 5));
       CHECK(find(outcome.outputs.root(), "dataloader") != nullptr);
 
       Instance silent(strategy, sgd(num_devices));
-      silent.setup(model_of<Packed>(R"({"reports": false})"));
+      silent.setup(model_of<Packed>(R"({"reports": false})").get());
       const Error error = error_of([&] { silent.train(batch(false)); });
       CHECK(error.code == STG_INVALID_ARGUMENT);
       CHECK_THAT(error.message, Catch::Contains("denominator") && Catch::Contains("rows"));
@@ -316,7 +316,7 @@ TEST_CASE("with deterministic, a model whose operators add in any order gives th
   const auto run = [&](bool is_deterministic) {
     Instance instance("single_device", concat(R"({"threads": 4, "optimizer": {"name": "sgd"}, "deterministic": )",
                                               is_deterministic ? "true}" : "false}"));
-    instance.setup(model_of<Indexing>());
+    instance.setup(model_of<Indexing>().get());
     instance.train(batch_with(inputs), 1e-6);
     return model_bytes(instance.export_state());
   };
@@ -336,7 +336,7 @@ TEST_CASE("a host in inference mode, or under autocast, trains as any other") {
     if (mode == 2) at::autocast::set_autocast_enabled(at::kCPU, true);
     {
       const c10::InferenceMode inference(mode == 1);
-      instance.setup(model_of<Adversarial>(R"({"backward": false})"));
+      instance.setup(model_of<Adversarial>(R"({"backward": false})").get());
       instance.train(batch_with(at::arange(0.5, 6.5).view({2, 3})), 0.01);
     }
     at::autocast::set_autocast_enabled(at::kCPU, autocast);
@@ -355,20 +355,20 @@ TEST_CASE("replicas draw numbers of their own, and a resumed run goes on with th
     return numbers(*find(outcome.outputs.root(), "own"));
   };
   Instance whole("data_parallel", sgd(2, R"(, "seed": 5)"));
-  whole.setup(model_of<Dropping>());
+  whole.setup(model_of<Dropping>().get());
   const std::vector<double> first = losses(whole);
   REQUIRE(first.size() == 2);
   CHECK(first[0] != first[1]);  // of equal rows
   const Tree state = whole.export_state();
   const std::vector<double> second = losses(whole);
   Instance resumed("data_parallel", sgd(2, R"(, "seed": 6)"));
-  resumed.setup(model_of<Dropping>(), STG_STAGE_FIT, copy_tree(state.root()));
+  resumed.setup(model_of<Dropping>().get(), STG_STAGE_FIT, copy_tree(state.root()));
   CHECK(losses(resumed) == second);
 }
 
 TEST_CASE("batch norm equals the same shares one after the other, replica 0's statistics kept") {
   Instance instance("data_parallel", sgd(2));
-  instance.setup(model_of<Norm>());
+  instance.setup(model_of<Norm>().get());
   at::Tensor w = at::ones({2}).requires_grad_();
   at::Tensor mean = at::zeros({2});
   at::Tensor variance = at::ones({2});

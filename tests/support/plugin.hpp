@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <stratagem/plugin.h>
 
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -37,13 +38,19 @@ inline const stg_strategy_api& strategy_api(const stg_plugin& plugin, std::strin
   throw not_found("the plugin has no strategy ", name);
 }
 
-/// A model made by the plugin's factory, with one reference, the caller's.
-inline const stg_model* make_model(const stg_plugin& plugin, std::string_view name, std::string_view options_json) {
+struct ReleaseModel {
+  void operator()(const stg_model* model) const noexcept { model->release(model->self); }
+};
+/// A model with one reference, the caller's.
+using ModelPtr = std::unique_ptr<const stg_model, ReleaseModel>;
+
+/// A model made by the plugin's factory.
+inline ModelPtr make_model(const stg_plugin& plugin, std::string_view name, std::string_view options_json) {
   for (uint64_t i = 0; i < plugin.num_models; ++i) {
     if (text_of(plugin.models[i]->name) != name) continue;
     const stg_model* model = nullptr;
     check(plugin.models[i]->create(to_abi(options_json), nullptr, &model));
-    return model;
+    return ModelPtr{model};
   }
   throw not_found("the plugin has no model ", name);
 }
