@@ -218,6 +218,20 @@ TEST_CASE("Paths are relative to the config's folder, data paths to data.root") 
   CHECK(config.train->inputs.path == good.folder / "data/y.npy");
 }
 
+TEST_CASE("A TorchScript file is handed to the plugin of that name, by its absolute path") {
+  Good good;
+  write_file(good.folder / "m.pt", "");
+  good.json["model"] = {{"kind", "torchscript"}, {"path", "m.pt"}, {"options", {{"loss", "mse_loss"}}}};
+  const Config config = good.read();
+  CHECK(config.model.name == "torchscript");
+  CHECK(!config.model.path);
+  CHECK(config.model.options == Json{{"loss", "mse_loss"}, {"path", (good.folder / "m.pt").string()}});
+  CHECK(problems_with(R"(model={"kind":"torchscript"})") == "/model/path: this key is required: the TorchScript file\n");
+  CHECK(problems_with(R"(model={"kind":"torchscript","name":"m"})") ==
+        "/model/name: belongs to the kind \"library\"; a TorchScript file is named by /model/path\n");
+  CHECK(problems_with(R"(model={"kind":"torchscript","path":"none.pt"})") == Contains{"/model/path: can't read /"});
+}
+
 TEST_CASE("A path that begins with ~ is refused, and a missing file is told with its absolute path") {
   CHECK(problems_with("checkpoint.dir=~/r") ==
         "/checkpoint/dir: \"~/r\": \"~\" is not expanded here; write the whole path (or $HOME, unquoted, in a shell)\n");

@@ -56,10 +56,7 @@ class Reader {
     config.source = text_.source;
     read_plugin_path(config);
     config.strategy = read_library("strategy");
-    config.model = read_library("model");
-    if (config.model.name.empty() && !config.model.path) {
-      problems_.add("/model/name", "this key or /model/path is required: which model");
-    }
+    config.model = read_model();
     root_.read("seed", config.seed);
     read_optimizer(config);
     read_scheduler(config);
@@ -96,6 +93,30 @@ class Reader {
       library.path = path(std::exchange(library.name, {}), library.pointer);
     }
     return library;
+  }
+
+  LibraryConfig read_model() {
+    const Section section(root_, "model");
+    std::string kind;
+    section.read("kind", kind);
+    LibraryConfig model = read_library("model");
+    if (kind != "torchscript") {
+      if (model.name.empty() && !model.path) problems_.add("/model/name", "this key or /model/path is required: which model");
+      return model;
+    }
+    // The plugin of that name is given the file.
+    if (section.has("name"))
+      problems_.add("/model/name", "belongs to the kind \"library\"; a TorchScript file is named by /model/path");
+    if (model.path) {
+      require_readable(*model.path, "/model/path", problems_);
+      if (model.options.is_object()) model.options["path"] = model.path->string();
+    } else if (!section.has("name")) {
+      problems_.add("/model/path", "this key is required: the TorchScript file");
+    }
+    model.name = kind;
+    model.path.reset();
+    model.pointer = "/model/kind";
+    return model;
   }
 
   void read_optimizer(Config& config) {

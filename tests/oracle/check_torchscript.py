@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A TorchScript file trained by stratagem against the same module in a plain PyTorch loop: same data, order and first weights.
+
+usage: check_torchscript.py STRATAGEM
+"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Dict
+
+try:
+    import numpy
+    import safetensors.torch
+    import torch
+except ImportError as error:
+    print(f"skipped: {error}")
+    sys.exit(77)
+
+NUM_ROWS, BATCH_SIZE, LR = 44, 8, 0.1  # the last batch is smaller
+STEPS = -(-NUM_ROWS // BATCH_SIZE) * 4
+
+
+class Plain(torch.nn.Module):
+    """Without a step of its own: the options name the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, 4, 3)
+        self.linear = torch.nn.Linear(4 * 16, 3)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.linear(torch.relu(self.conv(x.unsqueeze(1)) * self.scale).flatten(1))
+
+
+class Stepping(Plain):
+    @torch.jit.export
+    def training_step(self, batch: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+        return {"loss": torch.nn.functional.cross_entropy(self.forward(batch["inputs"]), batch["targets"])}
+
+    @torch.jit.export
+    def validation_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> Dict[str, torch.Tensor]:
+        return {"loss": torch.nn.functional.cross_entropy(self.forward(inputs), targets), "rows": torch.tensor(float(len(inputs)))}
+
+
+def data(dtype):
+    torch.manual_seed(5)
+    inputs = torch.randn(NUM_ROWS, 6, 6).to(dtype)
+    return inputs, (inputs.mean((1, 2)) * 20).long() % 3
+
+
+def write_data(folder, dtype):
+    inputs, targets = data(dtype)
+    numpy.save(folder / "x.npy", inputs.numpy())
+    numpy.save(folder / "y.npy", targets.numpy())
+
+
+def train_in_python(module, dtype):
+    module = module.to(dtype)
+    optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=0.9)
+    inputs, targets = data(dtype)
+    for step in range(STEPS):
+        at = step % -(-NUM_ROWS // BATCH_SIZE) * BATCH_SIZE
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(module(inputs[at:at + BATCH_SIZE]), targets[at:at + BATCH_SIZE]).backward()
+        optimizer.step()
+    return module.state_dict()
+
+
+def config_of(folder, strategy, precision, options, run, **trainer):
+    files = {"format": "npy", "inputs": "x.npy", "targets": "y.npy", "batch_size": BATCH_SIZE}
+    config = {
+        "strategy": {"accelerator": "cpu", **strategy}, "precision": precision,
+        "model": {"kind": "torchscript", "path": "model.pt", "options": options},
+        "optimizer": {"name": "sgd", "lr": LR, "momentum": 0.9}, "data": {"train": files, "validation": files},
+        "trainer": trainer, "checkpoint": {"dir": run},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder / "config.json"
+
+
+def stratagem(*words):
+    return subprocess.run([sys.argv[1], *words], capture_output=True, text=True)
+
+
+def fit(config, *words):
+    result = stratagem("fit", config, "--json", *words)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def weights(result):
+    return pathlib.Path(result["checkpoint"], "weights.safetensors")
+
+
+STRATEGIES = ({"name": "single_device"}, {"name": "data_parallel", "devices": 3})
+
+
+def check_against_python(folder, module_class, options):
+    for dtype, precision, tolerance in ((torch.float32, "32-true", 1e-4), (torch.float64, "64-true", 1e-11)):
+        torch.manual_seed(3)
+        module = module_class()
+        torch.jit.script(module).save(folder / "model.pt")
+        write_data(folder, dtype)
+        expected = train_in_python(module, dtype)
+        for strategy in STRATEGIES:
+            result = fit(config_of(folder, strategy, precision, options, "run", max_steps=STEPS))
+            found = safetensors.torch.load_file(weights(result))
+            assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+            worst = max(((found[name] - expected[name]).abs().max() / expected[name].abs().max()).item() for name in expected)
+            print(f"{module_class.__name__}, {precision}, {strategy['name']}: differs by at most {worst:.1e} of the largest weight")
+            assert worst < tolerance
+            module_class().to(dtype).load_state_dict(found)
+            assert ("accuracy" in result["validation"]) == (module_class is Plain), result["validation"]
+
+
+def check_resume(folder):
+    write_data(folder, torch.float32)
+    for strategy in STRATEGIES:
+        unbroken = weights(fit(config_of(folder, strategy, "32-true", {}, "whole", max_steps=STEPS))).read_bytes()
+        fit(config_of(folder, strategy, "32-true", {}, "halves", max_steps=5))
+        resumed = fit(config_of(folder, strategy, "32-true", {}, "halves", max_steps=STEPS), "--resume", folder / "halves")
+        assert weights(resumed).read_bytes() == unbroken, f"{strategy}: a resumed run differs"
+
+
+def check_refused(folder, options, *parts, content=None):
+    if content is not None:
+        (folder / "model.pt").write_bytes(content)
+    result = stratagem("fit", config_of(folder, STRATEGIES[0], "32-true", options, "none", max_steps=1))
+    assert result.returncode == 2 and all(part in result.stderr for part in parts), f"{result.returncode}: {result.stderr}"
+
+
+def main():
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        check_against_python(folder, Plain, {"loss": "cross_entropy"})
+        check_against_python(folder, Stepping, {})
+        check_resume(folder)
+        torch.jit.script(Plain()).save(folder / "model.pt")
+        check_refused(folder, {}, "no method training_step", '{"loss": "cross_entropy"}')
+        check_refused(folder, {"loss": "cross_entropi"}, "/model/options/loss", 'did you mean "cross_entropy"?')
+        torch.jit.freeze(torch.jit.script(Plain().eval())).save(folder / "model.pt")
+        check_refused(folder, {"loss": "cross_entropy"}, "no parameters")
+        check_refused(folder, {"loss": "cross_entropy"}, "model.pt", "can't be loaded as TorchScript", content=b"nothing of the kind")
+        (folder / "model.pt").unlink()
+        check_refused(folder, {"loss": "cross_entropy"}, "/model/path", "model.pt")
+
+
+if __name__ == "__main__":
+    main()
