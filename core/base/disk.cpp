@@ -269,21 +269,28 @@ void replace_folder_in_two_steps(const fs::path& folder, const fs::path& target)
   remove_quietly(aside);
 }
 
+NewFile::NewFile(fs::path target) : target_(std::move(target)), file_(make_temporary_file(target_)) {}
+
+NewFile::~NewFile() {
+  if (!is_committed_) remove_quietly(file_.path);
+}
+
+void NewFile::append(const void* data, uint64_t size_bytes) {
+  write_all(file_.descriptor.number(), file_.path, size_bytes_, data, size_bytes);
+  size_bytes_ += size_bytes;
+}
+
+void NewFile::commit() {
+  sync(file_.descriptor.number(), file_.path);
+  rename_to(file_.path, target_);
+  is_committed_ = true;
+  sync_folder(parent_of(target_));
+}
+
 void replace_file(const fs::path& target, const std::vector<std::string_view>& parts) {
-  const Temporary file = make_temporary_file(target);
-  try {
-    uint64_t offset_bytes = 0;
-    for (std::string_view part : parts) {
-      write_all(file.descriptor.number(), file.path, offset_bytes, part.data(), part.size());
-      offset_bytes += part.size();
-    }
-    sync(file.descriptor.number(), file.path);
-    rename_to(file.path, target);
-  } catch (...) {
-    remove_quietly(file.path);
-    throw;
-  }
-  sync_folder(parent_of(target));
+  NewFile file(target);
+  for (const std::string_view part : parts) file.append(part.data(), part.size());
+  file.commit();
 }
 
 void remove(const fs::path& path) {

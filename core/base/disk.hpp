@@ -72,6 +72,26 @@ void move_folder_into_place(const std::filesystem::path& folder, const std::file
 /// calls remove_leftovers after a crash in between gets the old one back.
 void replace_folder_in_two_steps(const std::filesystem::path& folder, const std::filesystem::path& target);
 
+/// A file that gets its name, durably, when it is whole; until then, and if it never is, what has that name stands.
+class NewFile {
+ public:
+  explicit NewFile(std::filesystem::path target);
+  ~NewFile();
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  /// Where it is now, for a library that writes it itself.
+  const std::filesystem::path& path() const { return file_.path; }
+  void append(const void* data, uint64_t size_bytes);
+  void commit();
+
+ private:
+  std::filesystem::path target_;
+  Temporary file_;
+  uint64_t size_bytes_ = 0;
+  bool is_committed_ = false;
+};
+
 /// Writes `parts` one after the other as the new content of the file `target`: whole or not at all, durably.
 void replace_file(const std::filesystem::path& target, const std::vector<std::string_view>& parts);
 /// Removes a file or a folder; a folder disappears from its name as a whole. Nothing there is no error.

@@ -242,7 +242,9 @@ TensorPtr read_array(const Source& source) {
   return copy_tensor(transposed);
 }
 
-std::string header_text(const stg_tensor_view& view) {
+}  // namespace
+
+std::string npy_header(const stg_tensor_view& view) {
   char letter = 0;
   for (const Kind& kind : kinds) {
     const bool has_size =
@@ -266,8 +268,6 @@ std::string header_text(const stg_tensor_view& view) {
   return out + text;
 }
 
-}  // namespace
-
 NpyHeader read_npy_header(const std::filesystem::path& path) {
   return read_header(source_of(std::make_shared<disk::OpenFile>(disk::open_for_reading(path))));
 }
@@ -283,7 +283,7 @@ TensorPtr read_npy(std::span<const uint8_t> file, const std::string& where) {
 }
 
 void write_npy(const std::filesystem::path& path, const stg_tensor_view& tensor) {
-  const std::string header = header_text(tensor);
+  const std::string header = npy_header(tensor);
   const TensorPtr row_major = is_contiguous(tensor) ? nullptr : copy_tensor(tensor);
   const uint64_t size_bytes = static_cast<uint64_t>(numel(tensor)) * element_size_bytes(tensor.dtype);
   const char* data = size_bytes == 0 ? "" : first_element<char>(row_major == nullptr ? tensor : row_major->view);

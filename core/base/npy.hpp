@@ -31,6 +31,8 @@ TensorPtr read_npy(const std::filesystem::path& path);
 /// The same of a file in memory; `where` names it in errors.
 TensorPtr read_npy(std::span<const uint8_t> file, const std::string& where);
 
+/// What stands before the row-major data of such a tensor in an NPY file.
+std::string npy_header(const stg_tensor_view& tensor);
 /// Writes a host tensor as an NPY file: whole or not at all.
 void write_npy(const std::filesystem::path& path, const stg_tensor_view& tensor);
 

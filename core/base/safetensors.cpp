@@ -233,12 +233,22 @@ void parse_header(const StorageFile& file, const std::string& text, const TakeEn
 
 WrittenFile write_safetensors(Transaction& transaction, const std::string& file, const std::vector<NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata) {
+  uint64_t offset_bytes = 0;
+  const auto append = [&](const void* data, uint64_t size_bytes) {
+    transaction.write(file, offset_bytes, data, size_bytes);
+    offset_bytes += size_bytes;
+  };
+  return write_safetensors(append, tensors, metadata);
+}
+
+WrittenFile write_safetensors(const std::function<void(const void*, uint64_t)>& write, const std::vector<NamedTensor>& tensors,
+                              const std::map<std::string, std::string>& metadata) {
   check_writable(tensors);
   const std::vector<size_t> order = data_order(tensors);
   WrittenFile written;
   Checksum checksum;
   const auto append = [&](const void* data, uint64_t size_bytes) {
-    transaction.write(file, written.size_bytes, data, size_bytes);
+    write(data, size_bytes);
     checksum.add(data, size_bytes);
     written.size_bytes += size_bytes;
   };

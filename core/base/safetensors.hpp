@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -29,7 +30,10 @@ struct WrittenFile {
   std::string checksum;  ///< of the whole file, see checksum.hpp
 };
 
-/// Writes `file` of the transaction, tensor by tensor (a strided one is copied while it is written). Names must differ.
+/// Gives the file's bytes to `append`, piece by piece, tensor by tensor (a strided one is copied while it is written). Names must differ.
+WrittenFile write_safetensors(const std::function<void(const void* data, uint64_t size_bytes)>& append,
+                              const std::vector<NamedTensor>& tensors, const std::map<std::string, std::string>& metadata = {});
+/// The same as `file` of the transaction.
 WrittenFile write_safetensors(Transaction& transaction, const std::string& file, const std::vector<NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata = {});
 

@@ -123,6 +123,8 @@ std::string summary(const Json& result) {
     if (result.contains(stage) && !result[stage].empty())
       text += std::string("\n") + stage + std::string(12 - std::strlen(stage), ' ') + metrics_text(result[stage]);
   }
+  if (result.contains("predictions") && result["predictions"].is_string())
+    text += "\npredictions " + result["predictions"].get<std::string>() + " " + result["arrays"].dump();
   if (result["checkpoint"].is_string()) text += "\ncheckpoint  " + result["checkpoint"].get<std::string>();
   return text;
 }
@@ -167,6 +169,7 @@ int run(uint64_t stage, const RunOptions& options) {
   args.num_overrides = overrides.size();
   args.stage = stage;
   args.checkpoint = to_abi(options.checkpoint);
+  args.output = to_abi(options.output);
   args.events = &events;
   stg_session* opened = nullptr;
   if (const Error error{stg_session_open(&args, &opened)}) return report(*error, exit_code_of_opening(error->code));

@@ -12,11 +12,12 @@ namespace stratagem::cli {
 struct RunOptions {
   std::string config;
   std::string checkpoint;
+  std::string output;
   std::vector<std::string> overrides;
   bool json = false;
 };
 
-/// fit, validate, test: `stage` is STG_STAGE_*.
+/// fit, validate, test, predict: `stage` is STG_STAGE_*.
 int run(uint64_t stage, const RunOptions& options);
 int plugins(const std::string& config, bool json);
 int inspect(const std::string& file, bool json);

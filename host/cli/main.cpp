@@ -43,7 +43,9 @@ int main(int argc, char** argv) {
       ->check(is_given);
   CLI::App* validate = app.add_subcommand("validate", "Evaluate a checkpoint on data.validation");
   CLI::App* test = app.add_subcommand("test", "Evaluate a checkpoint on data.test");
-  for (CLI::App* command : {validate, test}) {
+  CLI::App* predict = app.add_subcommand("predict", "Write what a checkpoint predicts for data.predict");
+  predict->add_option("--output", options.output, "The file to write: .npz or .safetensors")->required();
+  for (CLI::App* command : {validate, test, predict}) {
     add_run_options(*command, options);
     command->add_option("--checkpoint", options.checkpoint, "A checkpoint, or a folder whose newest is meant")
         ->required()
@@ -70,6 +72,7 @@ int main(int argc, char** argv) {
     if (*fit) return run(STG_STAGE_FIT, options);
     if (*validate) return run(STG_STAGE_VALIDATE, options);
     if (*test) return run(STG_STAGE_TEST, options);
+    if (*predict) return run(STG_STAGE_PREDICT, options);
     if (*plugins_command) return plugins(file, options.json);
     if (*inspect_command) return inspect(file, options.json);
     return schema(strategy, model);

@@ -35,7 +35,8 @@ std::string progress_text(const stg_progress& progress, double seconds) {
   const int64_t filled = std::clamp<int64_t>(progress.batch * bar_width / total, 0, bar_width);
   std::string text = progress.stage == STG_STAGE_FIT        ? "epoch " + std::to_string(progress.epoch + 1)
                      : progress.stage == STG_STAGE_VALIDATE ? "validation"
-                                                            : "test";
+                     : progress.stage == STG_STAGE_TEST     ? "test"
+                                                            : "predict";
   if (progress.stage == STG_STAGE_FIT && progress.max_epochs > 0) text += "/" + std::to_string(progress.max_epochs);
   text += " [" + std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(bar_width - filled), '.') + "] ";
   text += std::to_string(progress.batch) + "/" + std::to_string(progress.num_batches);

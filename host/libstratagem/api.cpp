@@ -69,8 +69,10 @@ Command command_of(uint64_t stage) {
       return Command::validate;
     case STG_STAGE_TEST:
       return Command::test;
+    case STG_STAGE_PREDICT:
+      return Command::predict;
     default:
-      throw invalid_argument("stage is ", stage, "; a session can fit (0), validate (1) or test (2)");
+      throw invalid_argument("stage is ", stage, "; a session can fit (0), validate (1), test (2) or predict (3)");
   }
 }
 
@@ -88,6 +90,7 @@ SessionRequest request_of(const stg_session_args* given) {
                            "\"; it must be absolute, as the paths of config_text are relative to it");
   request.config = path.empty() ? read_config_text(text, folder, overrides) : read_config_file(path, overrides);
   request.checkpoint = text_of(args.checkpoint);
+  request.output = text_of(args.output);
   request.events = events_of(args.events);
   return request;
 }

@@ -24,6 +24,8 @@ uint64_t stage_of(Command command) {
       return STG_STAGE_VALIDATE;
     case Command::test:
       return STG_STAGE_TEST;
+    case Command::predict:
+      return STG_STAGE_PREDICT;
   }
   return STG_STAGE_FIT;
 }
@@ -80,6 +82,7 @@ Session::Session(SessionRequest request)
     : command_(request.command),
       events_(std::move(request.events)),
       services_([this](uint32_t level, const std::string& text) { log(level, text); }) {
+  if (command_ == Command::predict) prepare_predictions(request.output);
   events_.stop = &stop_;
   if (!events_.log) events_.log = [](uint32_t, const std::string&) {};
   load_plugins(request.config);
@@ -87,6 +90,15 @@ Session::Session(SessionRequest request)
   create_strategy();
   if (!request.checkpoint.empty()) load_checkpoint(request.checkpoint);
   if (command_ == Command::fit) prepare_outputs();
+}
+
+/// Known before anything is loaded, since it is what was typed last.
+void Session::prepare_predictions(const std::string& output) {
+  if (output.empty()) throw invalid_argument("predict needs a file to write to, .npz or .safetensors");
+  output_ = fs::absolute(output).lexically_normal();
+  check_predictions_file(output_);
+  if (access(output_.parent_path().c_str(), W_OK | X_OK) != 0)
+    throw invalid_argument("can't write to ", output_.parent_path().string(), ": ", std::strerror(errno));
 }
 
 void Session::log(uint32_t level, const std::string& message) const { events_.log(level, message); }
@@ -125,7 +137,10 @@ void Session::read_data() {
     if (config) data.emplace(*config);
   };
   if (command_ == Command::fit) load(config_.train, train_);
-  load(command_ == Command::test ? config_.test : config_.validation, evaluation_);
+  load(command_ == Command::test      ? config_.test
+       : command_ == Command::predict ? config_.predict
+                                      : config_.validation,
+       evaluation_);
 }
 
 void Session::create_strategy() {
@@ -218,7 +233,7 @@ void Session::prepare_outputs() const {
 Json Session::run() {
   if (has_run_) throw failed_precondition("this session has run; open another one");
   has_run_ = true;
-  Json result = command_ == Command::fit ? fit() : evaluate_once();
+  Json result = command_ == Command::fit ? fit() : command_ == Command::predict ? predict_once() : evaluate_once();
   result["strategy"] = text_of(strategy_factory_->name);
   result["devices"] = strategy_->devices();
   return result;
@@ -242,23 +257,38 @@ Json Session::fit() {
   return result;
 }
 
+bool Session::go_on(int64_t num_done, int64_t num_batches) const {
+  if (events_.progress) {
+    Progress progress;
+    progress.stage = stage_of(command_);
+    progress.batch = num_done;
+    progress.num_batches = num_batches;
+    events_.progress(progress);
+  }
+  return !events_.stop_requested();
+}
+
 Json Session::evaluate_once() {
   const bool test = command_ == Command::test;
   const int64_t batch_size = test ? config_.test->batch_size : config_.validation->batch_size;
-  const auto go_on = [&](int64_t done, int64_t total) {
-    if (events_.progress) {
-      Progress progress;
-      progress.stage = stage_of(command_);
-      progress.batch = done;
-      progress.num_batches = total;
-      events_.progress(progress);
-    }
-    return !events_.stop_requested();
-  };
-  const Evaluation evaluation = evaluate(*strategy_, *evaluation_, batch_size, stage_of(command_), 0, go_on);
+  const Evaluation evaluation = evaluate(*strategy_, *evaluation_, batch_size, stage_of(command_), 0,
+                                         [this](int64_t num_done, int64_t num_batches) { return go_on(num_done, num_batches); });
   return {{test ? "test" : "validation", evaluation.metrics},
           {"checkpoint", checkpoint_.empty() ? Json(nullptr) : Json(checkpoint_.string())},
           {"interrupted", evaluation.stopped}};
+}
+
+/// An interrupted one writes nothing: a file of half the samples would look whole.
+Json Session::predict_once() {
+  Predictions predictions;
+  const bool stopped = predict(
+      *strategy_, *evaluation_, config_.predict->batch_size,
+      [this](int64_t num_done, int64_t num_batches) { return go_on(num_done, num_batches); }, predictions);
+  if (!stopped) predictions.write(output_);
+  return {{"predictions", stopped ? Json(nullptr) : Json(output_.string())},
+          {"arrays", predictions.shapes()},
+          {"checkpoint", checkpoint_.empty() ? Json(nullptr) : Json(checkpoint_.string())},
+          {"interrupted", stopped}};
 }
 
 }  // namespace stratagem

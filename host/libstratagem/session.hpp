@@ -35,6 +35,7 @@ struct SessionRequest {
   ConfigText config;
   Command command = Command::fit;
   std::string checkpoint;  // absolute or relative to the working directory; empty: none
+  std::string output;      // the same; where predictions go
   Events events;           // `stop` is the session's own
 };
 
@@ -53,8 +54,11 @@ class Session {
   void load_checkpoint(const std::string& given);
   Json load_first_whole(const std::vector<std::filesystem::path>& candidates);
   void prepare_outputs() const;
+  void prepare_predictions(const std::string& output);
   Json fit();
   Json evaluate_once();
+  Json predict_once();
+  bool go_on(int64_t num_done, int64_t num_batches) const;
   void log(uint32_t level, const std::string& message) const;
 
   Command command_;
@@ -68,7 +72,7 @@ class Session {
   const stg_model_factory* model_factory_ = nullptr;
   std::shared_ptr<const stg_model> model_;
   std::optional<StrategyInstance> strategy_;
-  std::filesystem::path checkpoint_;
+  std::filesystem::path checkpoint_, output_;
   std::optional<Resume> resume_;
   bool has_run_ = false;
 };

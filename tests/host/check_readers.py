@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""NPZ and safetensors files that Python wrote are trained on as Python means them: a model that writes down its samples gets them.
+"""NPZ and safetensors files that Python wrote are trained on as Python means them: a model that writes down its samples gets them. And
+Python reads predictions.
 
 usage: check_readers.py STRATAGEM TOY_PLUGIN
 """
@@ -104,10 +105,30 @@ def check_safetensors(folder):
     check_refused(folder, "safetensors", "text.safetensors", "text.safetensors")
 
 
+def check_predictions(folder):
+    """What `predict` writes is what Python reads."""
+    numpy.save(folder / "x.npy", X)
+    files = {"format": "npy", "inputs": "x.npy", "batch_size": 2}
+    config = {
+        "strategy": {"name": "single_device", "accelerator": "cpu"}, "optimizer": {"name": "sgd", "lr": 1},
+        "model": {"kind": "library", "path": sys.argv[2]}, "data": {"train": files, "predict": files}, "checkpoint": {"dir": "run"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    subprocess.run([sys.argv[1], "fit", folder / "config.json"], check=True, stdout=subprocess.DEVNULL)
+    for name, load in (("p.npz", numpy.load), ("p.safetensors", safetensors.numpy.load_file)):
+        subprocess.run([sys.argv[1], "predict", folder / "config.json", "--checkpoint", folder / "run", "--output", folder / name],
+                       check=True, stdout=subprocess.DEVNULL)
+        arrays = dict(load(folder / name))
+        assert arrays.keys() == {"x", "boxes.0"}, arrays.keys()
+        for key, array in arrays.items():
+            assert array.dtype == X.dtype and numpy.array_equal(array, X), f"{name}, {key}: {array}"
+
+
 def main():
     with tempfile.TemporaryDirectory() as name:
         check_npz(pathlib.Path(name))
         check_safetensors(pathlib.Path(name))
+        check_predictions(pathlib.Path(name))
 
 
 if __name__ == "__main__":

@@ -62,12 +62,13 @@ typedef struct stg_session_args {
   stg_string config_folder;    /* what the paths of config_text are relative to; must be absolute */
   const stg_string *overrides; /* lifetime: the call; "a.b=value" texts, the last one wins */
   uint64_t num_overrides;
-  uint64_t stage;                   /* STG_STAGE_FIT, STG_STAGE_VALIDATE or STG_STAGE_TEST: what stg_session_run does */
+  uint64_t stage;                   /* STG_STAGE_*: what stg_session_run does */
   stg_string checkpoint;            /* a checkpoint, or the folder of a run; fit goes on from it; empty: none */
   const stg_session_events *events; /* borrowed, copied; null: no events */
+  stg_string output;                /* STG_STAGE_PREDICT: the file to write, .npz or .safetensors; else unused */
 } stg_session_args;
 #define STG_SESSION_ARGS_MIN_SIZE 104u
-STG_ASSERT_SIZE(stg_session_args, 104);
+STG_ASSERT_SIZE(stg_session_args, 120);
 
 /* Checks the config, loads plugins and data, sets up strategy and model, reads the checkpoint. What the code of an error says here:
  *   STG_INVALID_ARGUMENT, STG_NOT_FOUND, STG_OUT_OF_RANGE, STG_DATA_LOSS, STG_UNIMPLEMENTED
@@ -77,7 +78,7 @@ STG_ASSERT_SIZE(stg_session_args, 104);
  * `out` is owned by the caller until stg_session_close. [any] */
 STG_API stg_error *stg_session_open(const stg_session_args *args, stg_session **out);
 
-/* Trains, validates or tests, once. `result`: one JSON object. An interrupted run (see stg_session_request_stop) is no error: its
+/* Trains, validates, tests or predicts, once. `result`: one JSON object. An interrupted run (see stg_session_request_stop) is no error: its
  * result says "interrupted": true. [owner] */
 STG_API stg_error *stg_session_run(stg_session *session, stg_tree *result);
 

@@ -216,12 +216,14 @@ class Reader {
     config.train = read_dataset("train", root, fit);
     config.validation = read_dataset("validation", root, fit || command_ == Command::validate);
     config.test = read_dataset("test", root, command_ == Command::test);
+    config.predict = read_dataset("predict", root, command_ == Command::predict);
     const auto require = [&](const char* key, const std::optional<DatasetConfig>& dataset, const char* command) {
       if (!dataset) problems_.add(concat("/data/", key), concat("this key is required to ", command));
     };
     if (fit) require("train", config.train, "fit");
     if (command_ == Command::validate) require("validation", config.validation, "validate");
     if (command_ == Command::test) require("test", config.test, "test");
+    if (command_ == Command::predict) require("predict", config.predict, "predict");
   }
 
   void read_outputs(Config& config) {

@@ -74,7 +74,7 @@ struct Config {
   double lr = 0;
   SchedulerConfig scheduler;
   TrainerConfig trainer;
-  std::optional<DatasetConfig> train, validation, test;
+  std::optional<DatasetConfig> train, validation, test, predict;
   std::optional<CheckpointConfig> checkpoint;
   std::optional<std::filesystem::path> metrics;
 };
@@ -93,7 +93,7 @@ ConfigText read_config_text(const std::string& text, const std::filesystem::path
 const std::string& config_schema_text();
 
 /// What a config is used for: it decides which parts must be there.
-enum class Command { fit, validate, test };
+enum class Command { fit, validate, test, predict };
 
 /// Checks all that can be checked without plugins and returns what could be read; look at it only where `problems` stays empty.
 Config check_config(const ConfigText& text, Command command, Problems& problems);

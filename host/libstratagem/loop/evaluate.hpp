@@ -9,6 +9,7 @@
 
 #include "libstratagem/data/dataset.hpp"
 #include "libstratagem/loop/instance.hpp"
+#include "libstratagem/loop/predictions.hpp"
 
 namespace stratagem {
 
@@ -17,8 +18,14 @@ struct Evaluation {
   bool stopped = false;  // before the end: the metrics are of a part only
 };
 
-/// `stage` is STG_STAGE_VALIDATE or STG_STAGE_TEST. `go_on(batches done, batches)` is asked after each batch.
+/// `go_on(batches done, batches)` is asked after each batch.
+using GoOn = std::function<bool(int64_t, int64_t)>;
+
+/// `stage` is STG_STAGE_VALIDATE or STG_STAGE_TEST.
 Evaluation evaluate(StrategyInstance& strategy, const Dataset& data, int64_t batch_size, uint64_t stage, int64_t global_step,
-                    const std::function<bool(int64_t, int64_t)>& go_on);
+                    const GoOn& go_on);
+
+/// Returns whether it was stopped before the end.
+bool predict(StrategyInstance& strategy, const Dataset& data, int64_t batch_size, const GoOn& go_on, Predictions& predictions);
 
 }  // namespace stratagem

@@ -107,8 +107,10 @@ StepOutcome StrategyInstance::evaluate(Tree batch, StepPlace place, uint64_t sta
   auto outcome = sized<stg_step_result>();
   if (stage == STG_STAGE_VALIDATE) {
     call(api_.validation_step, "validation_step", nullptr, &args, &outcome);
-  } else {
+  } else if (stage == STG_STAGE_TEST) {
     call(api_.test_step, "test_step", nullptr, &args, &outcome);
+  } else {
+    call(api_.predict_step, "predict_step", nullptr, &args, &outcome);
   }
   return take_outcome(outcome);
 }

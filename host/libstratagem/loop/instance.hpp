@@ -41,7 +41,7 @@ class StrategyInstance {
 
   /// One micro-batch. With `update` it is the last before an update, whose result goes to `result`.
   StepOutcome train(Tree batch, StepPlace place, const stg_update_args* update, stg_update_result& result);
-  /// One batch in a stage without gradients (STG_STAGE_VALIDATE or STG_STAGE_TEST).
+  /// One batch in a stage without gradients (STG_STAGE_VALIDATE, STG_STAGE_TEST or STG_STAGE_PREDICT).
   StepOutcome evaluate(Tree batch, StepPlace place, uint64_t stage);
   /// The tree with every tensor in host memory, finished.
   Tree to_host(Tree tree);

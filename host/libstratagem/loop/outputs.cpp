@@ -12,15 +12,6 @@ namespace {
 
 bool readable_here(stg_device device) { return device.kind == STG_DEVICE_CPU || device.kind == STG_DEVICE_CUDA_HOST; }
 
-/// The tree with all that is elsewhere brought here; what is here already is not touched.
-Tree here(StrategyInstance& strategy, Tree tree) {
-  bool elsewhere = false;
-  for_each_leaf(std::as_const(tree).root(), [&](const KeyPath&, const stg_value& leaf) {
-    elsewhere |= leaf.type == STG_TENSOR && !readable_here(leaf.as.tensor->view.device);
-  });
-  return elsewhere ? strategy.to_host(std::move(tree)) : std::move(tree);
-}
-
 bool is_real(stg_dtype dtype) { return dtype.code != STG_DTYPE_COMPLEX; }
 
 /// The numbers of a leaf: one, or one per replica. Nothing where it is neither.
@@ -45,6 +36,14 @@ std::optional<std::vector<double>> numbers_of(const stg_value& value, size_t num
 }
 
 }  // namespace
+
+Tree here(StrategyInstance& strategy, Tree tree) {
+  bool elsewhere = false;
+  for_each_leaf(std::as_const(tree).root(), [&](const KeyPath&, const stg_value& leaf) {
+    elsewhere |= leaf.type == STG_TENSOR && !readable_here(leaf.as.tensor->view.device);
+  });
+  return elsewhere ? strategy.to_host(std::move(tree)) : std::move(tree);
+}
 
 void TrainingLoss::add(StepOutcome outcome) {
   stg_value& root = outcome.outputs.root();

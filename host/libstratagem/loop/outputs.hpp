@@ -13,6 +13,9 @@
 
 namespace stratagem {
 
+/// The tree with all that is elsewhere brought to host memory; what is there already is not touched.
+Tree here(StrategyInstance& strategy, Tree tree);
+
 /// Training losses, read late: a loss may lie on a device that is still computing it, and reading it would wait. They are kept until
 /// somebody wants a number.
 class TrainingLoss {

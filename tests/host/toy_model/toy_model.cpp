@@ -8,6 +8,7 @@
 //   name       of its weight
 //   raise_at   {"step": n, "signal": s, "times": t, "stage": u}: raises the signal in a step of the stage (0: fit) after n updates
 //   farewell   a file to which each thread that created a model writes when it ends
+//   predicts_loss  predict_step gives a loss, too, which has no row per sample
 //   fails      "create" or "replicate": throws there
 //   num_classes  targets must lie below it, as a classifier would have it
 #include <stratagem/plugin.h>
@@ -121,6 +122,12 @@ void step(const Toy& toy, stg_replica& replica, const stg_step_context& context,
   outputs.emplace_back("loss", scalar(dtype, replica.value() * mean));
   if (context.stage == STG_STAGE_FIT) {
     if (toy.options.contains("trace")) toy.trace(view);
+  } else if (context.stage == STG_STAGE_PREDICT) {
+    if (!toy.options.value("predicts_loss", false)) outputs.clear();
+    outputs.emplace_back("x", copy_tensor(view));
+    List boxes;
+    boxes.emplace_back(copy_tensor(view));
+    outputs.emplace_back("boxes", std::move(boxes));
   } else {
     outputs.emplace_back("mean_x", scalar(dtype, mean));
     outputs.emplace_back("w", scalar(float64, replica.value()));
@@ -196,7 +203,7 @@ stg_error* create(stg_string options, const stg_host*, const stg_model** out) {
 
 constexpr const char* schema = R"({"type": "object", "additionalProperties": false, "properties": {
   "w": {"type": "number"}, "name": {"type": "string"}, "trace": {"type": "string"}, "num_classes": {"type": "integer", "minimum": 1},
-  "farewell": {"type": "string"}, "fails": {"type": "string"},
+  "farewell": {"type": "string"}, "predicts_loss": {"type": "boolean"}, "fails": {"type": "string"},
   "raise_at": {"type": "object", "additionalProperties": false, "required": ["step", "signal"],
                "properties": {"step": {"type": "integer"}, "signal": {"type": "integer"}, "times": {"type": "integer"}, "stage": {"type": "integer"}}}}})";
 

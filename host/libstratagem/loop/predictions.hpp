@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What predict_step gives, batch after batch, joined along the first dimension and written to a file.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/value.hpp"
+#include "libstratagem/config/json_text.hpp"
+
+namespace stratagem {
+
+/// Whether predictions can be written to a file of that name: .npz or .safetensors. Throws Error{INVALID_ARGUMENT} otherwise.
+void check_predictions_file(const std::filesystem::path& file);
+
+class Predictions {
+ public:
+  /// Takes the outputs of a step on `num_rows` samples, in host memory: tensors with a row per sample. A bare tensor is called
+  /// "predictions", others by their keys ("logits", "boxes.0"). Throws Error{INVALID_ARGUMENT} with name and place for anything else, and
+  /// where a batch gives other arrays than the first.
+  void add(const stg_value& outputs, int64_t num_rows);
+  /// Writes the file: whole or not at all.
+  void write(const std::filesystem::path& file) const;
+  /// {"logits": [10000, 10]}
+  Json shapes() const;
+
+ private:
+  struct Array {
+    std::string name;
+    stg_dtype dtype{};
+    std::vector<int64_t> shape;
+    std::vector<uint8_t> bytes;
+    stg_tensor_view view() const;
+  };
+  void add_value(const std::string& name, const stg_value& value, int64_t num_rows);
+  Array& array_for(const std::string& name, const stg_tensor_view& piece);
+
+  std::vector<Array> arrays_;
+  size_t num_seen_ = 0;  // of this batch
+  bool is_first_batch_ = true;
+};
+
+}  // namespace stratagem
