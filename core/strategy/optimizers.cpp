@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "strategy/optimizers.hpp"
 
+#include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -40,6 +41,12 @@ Optimizer::Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, c
     : options_(options), gradients_(gradients), steps_(root.parameters.size()) {
   if (options.name == "sgd") {
     if (options.momentum != 0) slot_names_ = {"momentum_buffer"};
+  } else if (options.name == "rmsprop") {
+    slot_names_ = {"square_avg"};
+    if (options.momentum != 0) slot_names_.emplace_back("momentum_buffer");
+    if (options.centered) slot_names_.emplace_back("grad_avg");
+  } else if (options.name == "adagrad") {
+    slot_names_ = {"sum"};
   } else {
     slot_names_ = {"exp_avg", "exp_avg_sq"};
     if (options.amsgrad) slot_names_.emplace_back("max_exp_avg_sq");
@@ -50,6 +57,7 @@ Optimizer::Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, c
     if (is_trained) check_updatable(root, p);
     for (auto& slot : state_) slot.push_back(is_trained ? flat_layout(root.parameters[p]->view).allocate() : nullptr);
   }
+  for (size_t p = 0; p < steps_.size(); ++p) set_steps(p, 0);
   const c10::InferenceMode normal(false);  // the host's thread may be in it, and tensors made there can't be updated elsewhere
   for (const std::vector<FlatRange>& ranges : gradients.ranges()) {
     WorkerSlices& mine = workers_.emplace_back();
@@ -114,6 +122,12 @@ void Optimizer::run(Lists& lists, bool is_first, double lr) const {
                     o.maximize, is_first);
     return;
   }
+  if (o.name == "rmsprop") return run_rmsprop(lists, lr);
+  if (o.name == "adagrad") {
+    at::_fused_adagrad_(lists.parameters, lists.gradients, lists.state[0], lists.steps, lr, o.lr_decay, o.weight_decay, o.eps,
+                        o.maximize);
+    return;
+  }
   const at::TensorList max_squares = o.amsgrad ? at::TensorList{lists.state[2]} : at::TensorList{};
   if (o.name == "adam") {
     at::_fused_adam_(lists.parameters, lists.gradients, lists.state[0], lists.state[1], max_squares, lists.steps, lr, o.beta1,
@@ -121,6 +135,34 @@ void Optimizer::run(Lists& lists, bool is_first, double lr) const {
   } else {
     at::_fused_adamw_(lists.parameters, lists.gradients, lists.state[0], lists.state[1], max_squares, lists.steps, lr, o.beta1,
                       o.beta2, o.weight_decay, o.eps, o.amsgrad, o.maximize);
+  }
+}
+
+// As torch.optim.RMSprop: v = alpha v + (1 - alpha) g^2, d = sqrt(v - m^2) + eps with m = alpha m + (1 - alpha) g where centered (else 0),
+// w -= lr g / d, or with momentum w -= lr b with b = momentum b + g / d.
+void Optimizer::run_rmsprop(Lists& lists, double lr) const {
+  const OptimizerOptions& o = options_;
+  for (size_t i = 0; i < lists.parameters.size(); ++i) {
+    at::Tensor& weight = lists.parameters[i];
+    at::Tensor gradient = o.maximize ? lists.gradients[i].neg() : lists.gradients[i];
+    if (o.weight_decay != 0) gradient = gradient.add(weight, o.weight_decay);
+    at::Tensor& square_mean = lists.state[0][i];
+    square_mean.mul_(o.alpha).addcmul_(gradient, gradient, 1 - o.alpha);
+    at::Tensor divisor;
+    if (o.centered) {
+      at::Tensor& mean = lists.state.back()[i];
+      mean.lerp_(gradient, 1 - o.alpha);
+      divisor = square_mean.addcmul(mean, mean, -1).sqrt_().add_(o.eps);
+    } else {
+      divisor = square_mean.sqrt().add_(o.eps);
+    }
+    if (o.momentum != 0) {
+      at::Tensor& buffer = lists.state[1][i];
+      buffer.mul_(o.momentum).addcdiv_(gradient, divisor);
+      weight.add_(buffer, -lr);
+    } else {
+      weight.addcdiv_(gradient, divisor, -lr);
+    }
   }
 }
 
@@ -133,10 +175,11 @@ void Optimizer::finish_update() {
 void Optimizer::set_steps(size_t parameter, int64_t steps) {
   steps_[parameter] = steps;
   for (auto& slot : state_) {
-    if (steps == 0 && slot[parameter]) {
-      const stg_tensor_view& view = slot[parameter]->view;
-      std::memset(first_element<>(view), 0, static_cast<size_t>(numel(view)) * element_size_bytes(view.dtype));
-    }
+    if (steps != 0 || !slot[parameter]) continue;
+    const stg_tensor_view& view = slot[parameter]->view;
+    std::memset(first_element<>(view), 0, static_cast<size_t>(numel(view)) * element_size_bytes(view.dtype));
+    if (options_.initial_accumulator_value != 0)
+      flat_slice(*slot[parameter], 0, numel(view)).fill_(options_.initial_accumulator_value);
   }
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SGD, Adam and AdamW through LibTorch's fused kernels, each worker on its own ranges of parameters, gradients and state. The slices
-// are made once; an update makes no tensor while the same parameters have gradients.
+// SGD, Adam, AdamW and Adagrad through LibTorch's fused kernels, RMSprop (which has none) through its operators, each worker on its own
+// ranges of parameters, gradients and state. The slices are made once; an update of the fused ones makes no tensor while the same
+// parameters have gradients.
 //
 // State is kept by parameter, in the parameter's layout, and has PyTorch's slot names: momentum_buffer; exp_avg, exp_avg_sq,
-// max_exp_avg_sq, step. A parameter has none before its first gradient, as in PyTorch.
+// max_exp_avg_sq; square_avg, momentum_buffer, grad_avg; sum; and step. A parameter has none before its first gradient.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +29,7 @@ class Optimizer {
   /// Serial, after all workers' updates.
   void finish_update();
 
-  /// The slots that a parameter of this optimizer has ("step" apart, which Adam has as a 0-dim float32).
+  /// The slots that a parameter of this optimizer has ("step" apart, which all but SGD have as a 0-dim float32).
   const std::vector<std::string>& slots() const { return slot_names_; }
   bool has_step() const { return options_.name != "sgd"; }
   /// Whether the parameter's state was begun.
@@ -62,6 +63,7 @@ class Optimizer {
 
   void choose(WorkerSlices& mine) const;
   void run(Lists& lists, bool is_first, double lr) const;
+  void run_rmsprop(Lists& lists, double lr) const;
 
   OptimizerOptions options_;
   const ReducedGradients& gradients_;

@@ -172,9 +172,27 @@ void read_adam(const json& object, OptimizerOptions& options) {
   options.amsgrad = section.boolean("amsgrad", false);
 }
 
+void read_rmsprop(const json& object, OptimizerOptions& options) {
+  const Section section(object, "/optimizer", {"name", "lr", "alpha", "eps", "momentum", "centered", "weight_decay", "maximize"});
+  options.alpha = section.number("alpha", options.alpha);
+  options.eps = section.number("eps", options.eps);
+  options.momentum = section.number("momentum", 0);
+  options.centered = section.boolean("centered", false);
+  options.weight_decay = section.number("weight_decay", 0);
+}
+
+void read_adagrad(const json& object, OptimizerOptions& options) {
+  const Section section(object, "/optimizer",
+                        {"name", "lr", "lr_decay", "eps", "initial_accumulator_value", "weight_decay", "maximize"});
+  options.lr_decay = section.number("lr_decay", 0);
+  options.eps = section.number("eps", 1e-10);
+  options.initial_accumulator_value = section.number("initial_accumulator_value", 0);
+  options.weight_decay = section.number("weight_decay", 0);
+}
+
 std::optional<OptimizerOptions> read_optimizer(const json* given) {
   if (given == nullptr || given->is_null()) return std::nullopt;
-  const std::vector<std::string> names{"sgd", "adam", "adamw"};
+  const std::vector<std::string> names{"sgd", "adam", "adamw", "rmsprop", "adagrad"};
   if (!given->is_object()) throw invalid_argument("/optimizer is ", given->dump(), "; it must be an object with a \"name\"");
   const auto name = given->find("name");
   if (name == given->end()) throw invalid_argument("/optimizer has no \"name\"; it must be one of ", join(names));
@@ -184,6 +202,10 @@ std::optional<OptimizerOptions> read_optimizer(const json* given) {
     read_sgd(*given, options);
   } else if (options.name == "adam" || options.name == "adamw") {
     read_adam(*given, options);
+  } else if (options.name == "rmsprop") {
+    read_rmsprop(*given, options);
+  } else if (options.name == "adagrad") {
+    read_adagrad(*given, options);
   } else {
     const std::string near = nearest(options.name, names);
     throw invalid_argument("/optimizer/name is ", name->dump(), "; it must be one of ", join(names),

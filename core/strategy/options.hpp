@@ -14,18 +14,25 @@
 namespace stratagem {
 
 struct OptimizerOptions {
-  std::string name;  ///< "sgd", "adam" or "adamw"
+  std::string name;  ///< "sgd", "adam", "adamw", "rmsprop" or "adagrad"
   double weight_decay = 0;
   bool maximize = false;
-  // sgd
+  // sgd, rmsprop
   double momentum = 0;
+  // sgd
   double dampening = 0;
   bool nesterov = false;
   // adam, adamw
   double beta1 = 0.9;
   double beta2 = 0.999;
-  double eps = 1e-8;
+  double eps = 1e-8;  ///< of rmsprop and adagrad, too
   bool amsgrad = false;
+  // rmsprop
+  double alpha = 0.99;
+  bool centered = false;
+  // adagrad
+  double lr_decay = 0;
+  double initial_accumulator_value = 0;
 };
 
 /// What an instance may be given, by strategy.

@@ -54,7 +54,8 @@ TEST_CASE("A wrong value is answered with its pointer, itself, and what is wante
   const Row rows[] = {
       {"optimizer.lr=\"1e-3\"", "/optimizer/lr: \"1e-3\" is not allowed; wanted: a number, at least 0\n"},
       {"optimizer.name=adamm",
-       "/optimizer/name: \"adamm\" is not allowed; wanted: \"sgd\", \"adam\" or \"adamw\"; did you mean \"adam\"?\n"},
+       "/optimizer/name: \"adamm\" is not allowed; wanted: \"sgd\", \"adam\", \"adamw\", \"rmsprop\" or \"adagrad\"; did you "
+       "mean \"adam\"?\n"},
       {"optimizer.betas=[0.9]",
        "/optimizer/betas: [0.9] is not allowed; wanted: a list (each: a number, at least 0, at most 1), at least 2 long, at most "
        "2 long\n"},
@@ -79,10 +80,13 @@ TEST_CASE("A wrong value is answered with its pointer, itself, and what is wante
        "0), at least 1 long\n"},
       {"strategy=5", "/strategy: 5 is not allowed; wanted: an object\n"},
       {"scheduler.name=cosin",
-       "/scheduler/name: \"cosin\" is not allowed; wanted: \"constant\", \"step\" or \"cosine\"; did you mean \"cosine\"?\n"},
+       "/scheduler/name: \"cosin\" is not allowed; wanted: \"constant\", \"step\", \"cosine\" or \"one_cycle\"; did you mean "
+       "\"cosine\"?\n"},
       {"scheduler.name=step", "/scheduler/step_size: this key, a whole number, is required by the scheduler \"step\"\n"},
       {"scheduler={\"name\":\"constant\",\"gamma\":0.5}",
        "/scheduler/gamma: belongs to the scheduler \"step\", not to \"constant\"\n"},
+      {"scheduler={\"name\":\"constant\",\"total_steps\":5}",
+       "/scheduler/total_steps: belongs to the scheduler \"cosine\" or \"one_cycle\", not to \"constant\"\n"},
       {"data.train.batch_size=0", "/data/train/batch_size: 0 is not allowed; wanted: a whole number, at least 1\n"},
       {"data.train.inputs={\"path\":\"x.npy\",\"name\":\"x\"}",
        "/data/train/inputs/name: belongs to npz and safetensors, not to npy\n"},

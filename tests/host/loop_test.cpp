@@ -65,6 +65,38 @@ TEST_CASE("Warm-up rises linearly and reaches the full rate at its last update")
   CHECK(cosine[8] == Approx(0).margin(1e-15));
 }
 
+TEST_CASE("One cycle rises and falls by half waves, as PyTorch's does") {
+  SchedulerConfig cycle;
+  cycle.name = "one_cycle";
+  // torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1, total_steps=10)
+  const double expected[] = {0.04,
+                             0.52,
+                             1.0,
+                             0.9504846320134737,
+                             0.8117456539497631,
+                             0.6112620219362893,
+                             0.38874197806371075,
+                             0.18825834605023684,
+                             0.049519367986526,
+                             4e-06};
+  const std::vector<double> found = rates(cycle, 1, 12, 10);
+  for (size_t i = 0; i < 10; ++i) CHECK(found[i] == Approx(expected[i]).epsilon(1e-9));
+  CHECK(found[11] == Approx(4e-06));
+  // OneCycleLR(optimizer, max_lr=0.5, total_steps=8, pct_start=0.5, div_factor=5, final_div_factor=2), after 3 updates of warm-up
+  cycle.pct_start = 0.5;
+  cycle.div_factor = 5;
+  cycle.final_div_factor = 2;
+  cycle.warmup_steps = 3;
+  const std::vector<double> warm = rates(cycle, 0.5, 11, 11);
+  CHECK(warm[2] == Approx(0.5));
+  const double expected_warm[] = {0.1, 0.2, 0.4, 0.5, 0.4340990257669732, 0.275, 0.11590097423302682, 0.05};
+  for (size_t i = 0; i < 8; ++i) CHECK(warm[3 + i] == Approx(expected_warm[i]).epsilon(1e-9));
+  cycle = {};
+  cycle.name = "one_cycle";
+  cycle.pct_start = 0.1;
+  CHECK(rates(cycle, 1, 1, 10) == std::vector<double>{1});  // the top is where it begins
+}
+
 TEST_CASE("Step falls by gamma every step_size updates after the warm-up") {
   SchedulerConfig step;
   step.name = "step";

@@ -17,17 +17,22 @@ struct Recipe {
   double weight_decay = 0, momentum = 0, dampening = 0;
   bool nesterov = false, maximize = false, amsgrad = false;
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  double alpha = 0.99, lr_decay = 0, initial_accumulator_value = 0;
+  bool centered = false;
 };
 
 // One element, as torch.optim's documentation has it.
 class Reference {
  public:
-  explicit Reference(const Recipe& recipe, double weight) : r(recipe), w(weight) {}
+  explicit Reference(const Recipe& recipe, double weight) : r(recipe), w(weight), v(recipe.initial_accumulator_value) {}
 
   void update(double g, double lr) {
     ++step;
     if (r.maximize) g = -g;
-    r.name == "sgd" ? update_sgd(g, lr) : update_adam(g, lr);
+    if (r.name == "sgd") return update_sgd(g, lr);
+    if (r.name == "rmsprop") return update_rmsprop(g, lr);
+    if (r.name == "adagrad") return update_adagrad(g, lr);
+    update_adam(g, lr);
   }
 
   Recipe r;
@@ -56,8 +61,23 @@ class Reference {
     w -= lr * (m / (1 - std::pow(r.beta1, step))) / (std::sqrt(second) + r.eps);
   }
 
+  void update_rmsprop(double g, double lr) {
+    g += r.weight_decay * w;
+    v = r.alpha * v + (1 - r.alpha) * g * g;
+    m = r.centered ? r.alpha * m + (1 - r.alpha) * g : 0;
+    buffer = r.momentum * buffer + g / (std::sqrt(v - m * m) + r.eps);
+    w -= lr * buffer;
+  }
+
+  void update_adagrad(double g, double lr) {
+    g += r.weight_decay * w;
+    v += g * g;
+    w -= lr / (1 + (step - 1) * r.lr_decay) * g / (std::sqrt(v) + r.eps);
+  }
+
   int step = 0;
-  double buffer = 0, m = 0, v = 0, largest = 0;
+  double v;
+  double buffer = 0, m = 0, largest = 0;
 };
 
 std::vector<Recipe> recipes() {
@@ -78,7 +98,26 @@ std::vector<Recipe> recipes() {
   adamw.weight_decay = 0.01;
   Recipe amsgrad{R"({"name": "adamw", "amsgrad": true, "maximize": true, "weight_decay": 0})", "adamw"};
   amsgrad.amsgrad = amsgrad.maximize = true;
-  return {sgd, momentum, nesterov, adam, adamw, amsgrad};
+  Recipe rmsprop{R"({"name": "rmsprop"})", "rmsprop"};
+  Recipe centered{
+      R"({"name": "rmsprop", "alpha": 0.9, "eps": 1e-5, "momentum": 0.7, "centered": true, "weight_decay": 0.1, "maximize": true})",
+      "rmsprop"};
+  centered.alpha = 0.9;
+  centered.eps = 1e-5;
+  centered.momentum = 0.7;
+  centered.weight_decay = 0.1;
+  centered.centered = centered.maximize = true;
+  Recipe adagrad{R"({"name": "adagrad"})", "adagrad"};
+  adagrad.eps = 1e-10;
+  Recipe decaying{
+      R"({"name": "adagrad", "lr_decay": 0.1, "eps": 1e-6, "initial_accumulator_value": 0.3, "weight_decay": 0.1, "maximize": true})",
+      "adagrad"};
+  decaying.lr_decay = 0.1;
+  decaying.eps = 1e-6;
+  decaying.initial_accumulator_value = 0.3;
+  decaying.weight_decay = 0.1;
+  decaying.maximize = true;
+  return {sgd, momentum, nesterov, adam, adamw, amsgrad, rmsprop, centered, adagrad, decaying};
 }
 
 constexpr int64_t num_elements = 10007;  // over two cuts at 4096, and a tail
@@ -89,7 +128,7 @@ double gradient_of(int64_t element, int step) {
 
 }  // namespace
 
-TEST_CASE("SGD, Adam and AdamW do what PyTorch's formulas say, on any number of devices") {
+TEST_CASE("SGD, Adam, AdamW, RMSprop and Adagrad do what PyTorch's formulas say, on any number of devices") {
   std::vector<double> initial(num_elements);
   for (size_t i = 0; i < initial.size(); ++i) initial[i] = 1 + 0.0001 * static_cast<double>(i);
   for (const Recipe& recipe : recipes()) {

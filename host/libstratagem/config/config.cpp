@@ -136,19 +136,24 @@ class Reader {
     section.read("gamma", scheduler.gamma);
     section.read("min_lr", scheduler.min_lr);
     section.read("total_steps", scheduler.total_steps);
+    section.read("pct_start", scheduler.pct_start);
+    section.read("div_factor", scheduler.div_factor);
+    section.read("final_div_factor", scheduler.final_div_factor);
     if (scheduler.name == "step" && !section.has("step_size")) {
       problems_.add("/scheduler/step_size", "this key, a whole number, is required by the scheduler \"step\"");
     }
-    const auto belongs = [&](const char* key, const char* to) {
-      if (section.has(key) && scheduler.name != to) {
+    const std::string cosine = "cosine", step = "step", one_cycle = "one_cycle";
+    const auto belongs = [&](const char* key, std::initializer_list<std::string> to) {
+      if (section.has(key) && std::find(to.begin(), to.end(), scheduler.name) == to.end()) {
         problems_.add(concat("/scheduler/", key),
-                      concat("belongs to the scheduler \"", to, "\", not to \"", scheduler.name, "\""));
+                      concat("belongs to the scheduler \"", join(to, "\" or \""), "\", not to \"", scheduler.name, "\""));
       }
     };
-    belongs("step_size", "step");
-    belongs("gamma", "step");
-    belongs("min_lr", "cosine");
-    belongs("total_steps", "cosine");
+    belongs("step_size", {step});
+    belongs("gamma", {step});
+    belongs("min_lr", {cosine});
+    belongs("total_steps", {cosine, one_cycle});
+    for (const char* key : {"pct_start", "div_factor", "final_div_factor"}) belongs(key, {one_cycle});
   }
 
   void read_trainer(Config& config) {

@@ -36,6 +36,9 @@ struct SchedulerConfig {
   int64_t step_size = 1;
   double gamma = 0.1;
   double min_lr = 0;
+  double pct_start = 0.3;
+  double div_factor = 25;
+  double final_div_factor = 1e4;
   std::optional<int64_t> total_steps;
 };
 

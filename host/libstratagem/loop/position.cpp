@@ -28,7 +28,7 @@ Json update_settings(const Config& config, int64_t num_samples) {
   if (config.trainer.gradient_clip_val > 0) {
     settings["/trainer/gradient_clip_algorithm"] = config.trainer.gradient_clip_algorithm;
   }
-  if (config.scheduler.name == "cosine" && !config.scheduler.total_steps) {
+  if ((config.scheduler.name == "cosine" || config.scheduler.name == "one_cycle") && !config.scheduler.total_steps) {
     settings["/scheduler/total_steps (the run's length)"] = total_updates(config, num_samples);
   }
   for (const auto& member : config.strategy.options.items()) settings["/strategy/options/" + member.key()] = member.value();

@@ -10,15 +10,29 @@
 
 namespace stratagem {
 
+namespace {
+
+/// From `from` at t = 0 to `to` at t = 1, and there it stays.
+double half_wave(double from, double to, double t) {
+  return to + (from - to) * (1 + std::cos(std::numbers::pi * std::clamp(t, 0.0, 1.0))) / 2;
+}
+
+}  // namespace
+
 double learning_rate(const SchedulerConfig& scheduler, double base, int64_t num_updates_done, int64_t total_updates) {
   const int64_t warmup = scheduler.warmup_steps;
   if (num_updates_done < warmup) return base * static_cast<double>(num_updates_done + 1) / static_cast<double>(warmup);
   const int64_t done = num_updates_done - warmup;
   if (scheduler.name == "step") return base * std::pow(scheduler.gamma, static_cast<double>(done / scheduler.step_size));
-  if (scheduler.name == "cosine") {
-    const int64_t length = std::max<int64_t>(1, scheduler.total_steps.value_or(total_updates) - warmup);
-    const double t = std::min(1.0, static_cast<double>(done) / static_cast<double>(length));
-    return scheduler.min_lr + (base - scheduler.min_lr) * (1 + std::cos(std::numbers::pi * t)) / 2;
+  const int64_t length = std::max<int64_t>(1, scheduler.total_steps.value_or(total_updates) - warmup);
+  if (scheduler.name == "cosine")
+    return half_wave(base, scheduler.min_lr, static_cast<double>(done) / static_cast<double>(length));
+  if (scheduler.name == "one_cycle") {
+    const double first = base / scheduler.div_factor;
+    const double peak = scheduler.pct_start * static_cast<double>(length) - 1;
+    const auto u = static_cast<double>(done);
+    if (u <= peak) return half_wave(first, base, peak > 0 ? u / peak : 1);
+    return half_wave(base, first / scheduler.final_div_factor, (u - peak) / (static_cast<double>(length) - 1 - peak));
   }
   return base;
 }
