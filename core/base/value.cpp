@@ -17,6 +17,8 @@ template <class... Fs>
 struct overloaded : Fs... {
   using Fs::operator()...;
 };
+template <class... Fs>
+overloaded(Fs...) -> overloaded<Fs...>;  // Clang 16 doesn't deduce it
 
 // What a tree of ours is released with: the C++ value keeps strings and bytes alive, the arrays hold the nodes.
 struct TreeOwner {
