@@ -8,17 +8,11 @@
 
 #include "base/dlpack.hpp"
 #include "base/error.hpp"
+#include "base/overloaded.hpp"
 
 namespace stratagem {
 
 namespace {
-
-template <class... Fs>
-struct overloaded : Fs... {
-  using Fs::operator()...;
-};
-template <class... Fs>
-overloaded(Fs...) -> overloaded<Fs...>;  // Clang 16 doesn't deduce it
 
 // What a tree of ours is released with: the C++ value keeps strings and bytes alive, the arrays hold the nodes.
 struct TreeOwner {
@@ -86,7 +80,7 @@ stg_value build_entries(Dict& dict, TreeOwner& owner) {
 }
 
 stg_value build(Value& value, TreeOwner& owner) {
-  return std::visit(overloaded{
+  return std::visit(Overloaded{
                         [](std::monostate) { return node(STG_NONE); },
                         [](bool b) {
                           stg_value out = node(STG_BOOL);
@@ -132,7 +126,7 @@ stg_value build(Value& value, TreeOwner& owner) {
 
 // From here on the tree's release owns tensors and opaques, so that a receiver can take single leaves.
 void give_up_leaves(Value& value) {
-  std::visit(overloaded{
+  std::visit(Overloaded{
                  [](TensorPtr& t) { static_cast<void>(t.release()); },
                  [](OpaquePtr& o) { static_cast<void>(o.release()); },
                  [](List& list) { std::for_each(list.begin(), list.end(), give_up_leaves); },

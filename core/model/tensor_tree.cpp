@@ -5,17 +5,13 @@
 
 #include "base/dlpack.hpp"
 #include "base/error.hpp"
+#include "base/overloaded.hpp"
 #include "torch/bridge.hpp"
 #include "torch/dtypes.hpp"
 
 namespace stratagem {
 
 namespace {
-
-template <class... Visitors>
-struct Overloaded : Visitors... {
-  using Visitors::operator()...;
-};
 
 std::string shape_pattern(at::IntArrayRef shape) {
   std::string out = "(";
