@@ -66,14 +66,14 @@ size_t Batch::size() const {
   throw unexpected(*this, "a dict, a list or a tuple");
 }
 
-const at::Tensor& Batch::tensor() const {
+at::Tensor Batch::tensor() const {
   const auto* tensor = std::get_if<at::Tensor>(&tree_->data);
   if (tensor == nullptr) throw unexpected(*this, "a tensor");
   return *tensor;
 }
 
-const at::Tensor& Batch::tensor(at::ScalarType dtype, at::IntArrayRef shape) const {
-  const at::Tensor& found = tensor();
+at::Tensor Batch::tensor(at::ScalarType dtype, at::IntArrayRef shape) const {
+  at::Tensor found = tensor();
   bool fits = found.scalar_type() == dtype && static_cast<size_t>(found.dim()) == shape.size();
   for (size_t d = 0; fits && d < shape.size(); ++d) fits = shape[d] == -1 || shape[d] == found.size(static_cast<int64_t>(d));
   if (!fits) {
@@ -90,7 +90,7 @@ double Batch::number() const {
   throw unexpected(*this, "a number");
 }
 
-const std::string& Batch::text() const {
+std::string Batch::text() const {
   const auto* text = std::get_if<std::string>(&tree_->data);
   if (text == nullptr) throw unexpected(*this, "a string");
   return *text;

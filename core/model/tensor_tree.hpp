@@ -2,7 +2,7 @@
 //
 // Batches and outputs as a model's author sees them: a tree with at::Tensor leaves.
 //
-//   const at::Tensor& images = batch["inputs"].tensor(at::kByte, {-1, 28, 28});
+//   const at::Tensor images = batch["inputs"].tensor(at::kByte, {-1, 28, 28});
 //   return {{"loss", loss}, {"accuracy", accuracy}};
 #pragma once
 
@@ -80,12 +80,12 @@ class Batch {
   /// Entries of a dict, list or tuple.
   size_t size() const;
 
-  const at::Tensor& tensor() const;
+  at::Tensor tensor() const;
   /// Also checks element type and shape; -1 stands for any size.
-  const at::Tensor& tensor(at::ScalarType dtype, at::IntArrayRef shape) const;
+  at::Tensor tensor(at::ScalarType dtype, at::IntArrayRef shape) const;
   /// A bool, an integer or a double.
   double number() const;
-  const std::string& text() const;
+  std::string text() const;
 
   const TensorTree& tree() const { return *tree_; }
   /// batch["inputs"][0]

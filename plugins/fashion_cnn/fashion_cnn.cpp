@@ -76,7 +76,7 @@ class FashionCnn : public stratagem::TorchModel {
   }
 
   at::Tensor logits(const Batch& batch) {
-    const at::Tensor& images = batch["inputs"].tensor(at::kByte, {-1, image_size, image_size});
+    const at::Tensor images = batch["inputs"].tensor(at::kByte, {-1, image_size, image_size});
     const auto options = at::TensorOptions().dtype(conv1_->weight.scalar_type());
     at::Tensor x = images.unsqueeze(1).to(options, false, false, at::MemoryFormat::ChannelsLast).div(255);
     x = at::relu(at::max_pool2d(conv1_->forward(x), 2));
@@ -85,9 +85,9 @@ class FashionCnn : public stratagem::TorchModel {
   }
 
   // The loss would end the process of a GPU for a label out of range, so labels are looked at first.
-  static const at::Tensor& targets(const Batch& batch) {
+  static at::Tensor targets(const Batch& batch) {
     const Batch place = batch["targets"];
-    const at::Tensor& labels = place.tensor(at::kLong, {batch["inputs"].tensor().size(0)});
+    const at::Tensor labels = place.tensor(at::kLong, {batch["inputs"].tensor().size(0)});
     if (labels.numel() == 0) return labels;
     const auto [low, high] = at::aminmax(labels);
     if (low.item<int64_t>() < 0 || high.item<int64_t>() >= num_classes) refuse_label(labels, place.path());

@@ -148,7 +148,7 @@ class TorchScriptModel : public stratagem::TensorModel {
   }
 
  private:
-  static const at::Tensor& targets(const Batch& batch) { return batch["targets"].tensor(); }
+  static at::Tensor targets(const Batch& batch) { return batch["targets"].tensor(); }
 
   at::Tensor forward(const Batch& batch) {
     const c10::IValue result = call(module_.get_method("forward"), {batch["inputs"].tensor()});

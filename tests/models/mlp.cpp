@@ -78,7 +78,7 @@ class Mlp : public stratagem::TensorModel {
   StepOutput validation_step(const Batch& batch, const StepContext& context) override {
     const at::Tensor predicted = forward(batch);
     const at::Tensor value = add_fault(loss(predicted, batch), context);
-    const at::Tensor& targets = batch["targets"].tensor();
+    const at::Tensor targets = batch["targets"].tensor();
     if (!is_classes(targets)) return {{"loss", value}};
     return {{"loss", value}, {"accuracy", predicted.argmax(1).eq(targets).to(at::kFloat).mean()}};
   }
@@ -119,7 +119,7 @@ class Mlp : public stratagem::TensorModel {
   static bool is_classes(const at::Tensor& targets) { return targets.scalar_type() == at::kLong; }
 
   at::Tensor loss(const at::Tensor& predicted, const Batch& batch) const {
-    const at::Tensor& targets = batch["targets"].tensor();
+    const at::Tensor targets = batch["targets"].tensor();
     const auto reduction = is_sum_ ? at::Reduction::Sum : at::Reduction::Mean;
     if (is_classes(targets)) return at::cross_entropy_loss(predicted, targets, {}, reduction);
     return at::mse_loss(predicted, targets, reduction);

@@ -137,8 +137,8 @@ class Packed : public TensorModel {
   explicit Packed(const nlohmann::json& options)
       : reports_(options.value("reports", true)), w_(register_parameter("w", at::zeros({1}))) {}
   std::vector<TensorTree> split(const Batch& batch, size_t num_shares) override {
-    const at::Tensor& x = batch["x"].tensor();
-    const at::Tensor& lengths = batch["lengths"].tensor();
+    const at::Tensor x = batch["x"].tensor();
+    const at::Tensor lengths = batch["lengths"].tensor();
     std::vector<TensorTree> shares;
     const int64_t per_share = (lengths.size(0) + static_cast<int64_t>(num_shares) - 1) / static_cast<int64_t>(num_shares);
     int64_t begin = 0;
@@ -169,7 +169,7 @@ class Indexing : public TensorModel {
  public:
   explicit Indexing(const nlohmann::json&) : table_(register_parameter("table", at::ones({4, 8}))) {}
   StepOutput training_step(const Batch& batch, const StepContext&) override {
-    const at::Tensor& x = batch["x"].tensor();
+    const at::Tensor x = batch["x"].tensor();
     return at::index(table_, {x.mul(4).to(at::kLong)}).mul(x.unsqueeze(1)).sum();
   }
 
