@@ -97,6 +97,7 @@ void Session::prepare_predictions(const std::string& output) {
   if (output.empty()) throw invalid_argument("predict needs a file to write to, .npz or .safetensors");
   output_ = fs::absolute(output).lexically_normal();
   check_predictions_file(output_);
+  if (fs::is_directory(output_)) throw invalid_argument(output_.string(), " is a folder; predictions are written to a file");
   if (access(output_.parent_path().c_str(), W_OK | X_OK) != 0)
     throw invalid_argument("can't write to ", output_.parent_path().string(), ": ", std::strerror(errno));
 }

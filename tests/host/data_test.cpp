@@ -198,7 +198,7 @@ TEST_CASE("CSV: columns by name, the label apart from the others, quotes and gzi
   const std::string table = "height,\"shoe, size\",label\r\n1.5,40,0\r\n\"-2e1\", +41 ,2\r\n";
   DatasetConfig config = dataset("csv", file, file);
   config.targets->columns = {"label"};
-  for (const std::string& content : {table, gzipped(table), table.substr(0, table.size() - 2)}) {
+  for (const std::string& content : {table, gzipped(table), table.substr(0, table.size() - 2), "\xEF\xBB\xBF" + table}) {
     write_file(file, content);
     const Tree batch = Dataset(config).batch(rows);
     CHECK(entry(batch, "inputs") == std::vector<double>{-20, 41, 1.5, 40});
@@ -211,6 +211,10 @@ TEST_CASE("CSV: columns by name, the label apart from the others, quotes and gzi
   config.targets->columns = {"label", "height"};
   CHECK(entry(Dataset(config).batch(rows), "targets") == std::vector<double>{2, -20, 0, 1.5});
   write_file(file, "1,2\n3,4\n\n");
+  CHECK(entry(Dataset(dataset("csv", file)).batch(rows), "inputs") == std::vector<double>{3, 4, 1, 2});
+  write_file(file,
+             "\xEF\xBB\xBF"
+             "1,2\n3,4\n");
   CHECK(entry(Dataset(dataset("csv", file)).batch(rows), "inputs") == std::vector<double>{3, 4, 1, 2});
 }
 

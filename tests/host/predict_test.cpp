@@ -43,6 +43,9 @@ TEST_CASE("predict writes what a checkpoint predicts, a row per sample, in the s
   CHECK(std::distance(fs::directory_iterator(run.folder.path), {}) == 7);  // no leftovers
   CHECK(predict("p.csv").err == Contains{"ends in .npz or .safetensors, not to " + (run.folder / "p.csv").string()});
   CHECK(predict("p.csv").code == 2);
+  fs::create_directory(run.folder / "folder.npz");
+  CHECK(predict("folder.npz").err == Contains{(run.folder / "folder.npz").string() + " is a folder"});
+  CHECK(predict("folder.npz").code == 2);
   CHECK(predict("none/p.npz").err == Contains{"can't write to " + (run.folder / "none").string()});
   CHECK(predict("p.npz", {"data.predict=null"}).err == Contains{"/data/predict: this key is required to predict"});
 }

@@ -86,6 +86,8 @@ class Parser {
   void take_row() {
     ++num_rows_;
     if (num_rows_ == 1) {
+      if (!row_.empty() && row_[0].starts_with("\xEF\xBB\xBF"))
+        row_[0].erase(0, 3);  // the mark that spreadsheets put before UTF-8
       table_.columns.resize(row_.size());
       table_.is_whole.assign(row_.size(), true);
       if (std::any_of(row_.begin(), row_.end(), [](const std::string& text) { return !number<double>(trimmed(text)); })) {
