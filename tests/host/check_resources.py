@@ -50,14 +50,14 @@ def check_threads(folder):
     def run(strategy, environment, **more):
         return fit(write_config(folder, strategy, [NUM_INPUTS, 512, 2], batch_size=128, max_steps=40, **more), **environment)
 
+    # The main thread is replica 0's. The one that reads ahead is gone early in a short epoch, so it may not be seen.
     for environment in ({}, {"OMP_NUM_THREADS": "1"}):
-        num_threads = [run({"name": "data_parallel", "devices": n}, environment)[1] for n in (2, 8)]
-        print(f"{num_threads} threads with 2 and 8 devices, {environment}")
-        assert num_threads[1] - num_threads[0] == 6
+        for num_devices in (2, 8):
+            num_threads = run({"name": "data_parallel", "devices": num_devices}, environment)[1]
+            assert num_devices <= num_threads <= num_devices + 1, f"{num_threads} threads with {num_devices} devices, {environment}"
 
     runs = [run({"name": "single_device"}, {"OMP_NUM_THREADS": n}, threads=1) for n in ("1", "4", "4")]
-    print(f"{[r[1] for r in runs]} threads with one in the config, OMP_NUM_THREADS 1, 4, 4")
-    assert len({r[1] for r in runs}) == 1
+    assert max(r[1] for r in runs) <= 2, f"{[r[1] for r in runs]} threads with one in the config, OMP_NUM_THREADS 1, 4, 4"
     assert len({r[0]["train_loss"] for r in runs}) == 1, [r[0]["train_loss"] for r in runs]
 
 
