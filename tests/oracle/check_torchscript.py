@@ -33,7 +33,10 @@ class Plain(torch.nn.Module):
         self.register_buffer("scale", torch.tensor(2.0))
 
     def forward(self, x):
-        return self.linear(torch.relu(self.conv(x.unsqueeze(1)) * self.scale).flatten(1))
+        h = torch.nn.functional.gelu(self.conv(x.unsqueeze(1)) * self.scale).flatten(1)
+        # What the graph executor, where it specialises, computes to other bits from the second call on.
+        h = torch.sigmoid(h) * torch.tanh(h)
+        return self.linear(h / (1 + h * h))
 
 
 class Stepping(Plain):
