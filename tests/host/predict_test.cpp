@@ -43,6 +43,17 @@ TEST_CASE("predict writes what a checkpoint predicts, a row per sample, in the s
   CHECK(std::distance(fs::directory_iterator(run.folder.path), {}) == 7);  // no leftovers
   CHECK(predict("p.csv").err == Contains{"ends in .npz or .safetensors, not to " + (run.folder / "p.csv").string()});
   CHECK(predict("p.csv").code == 2);
+  for (const std::string file_name : {"p.npz", "p.safetensors"}) {
+    const std::string before = read_file(run.folder / file_name);
+    const Finished full =
+        run.command("predict", {}, {"--checkpoint", (run.folder / "run").string(), "--output", (run.folder / file_name).string()},
+                    {.max_file_bytes = 150});
+    CHECK(full.code == 1);
+    CHECK(full.err == Contains{file_name});
+    CHECK(full.err == Contains{"File too large"});
+    CHECK(read_file(run.folder / file_name) == before);
+  }
+  CHECK(std::distance(fs::directory_iterator(run.folder.path), {}) == 7);
   fs::create_directory(run.folder / "folder.npz");
   CHECK(predict("folder.npz").err == Contains{(run.folder / "folder.npz").string() + " is a folder"});
   CHECK(predict("folder.npz").code == 2);

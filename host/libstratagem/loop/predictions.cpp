@@ -4,6 +4,7 @@
 #include <minizip/zip.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 
 #include "base/disk.hpp"
@@ -21,6 +22,7 @@ void write_npz(const std::filesystem::path& file, const std::vector<NamedView>& 
   std::vector<std::string> headers;
   for (const auto& [name, view] : arrays) headers.push_back(npy_header(view));
   disk::NewFile output(file);
+  errno = 0;  // the library says only that it failed
   zipFile archive = zipOpen64(output.path().c_str(), APPEND_STATUS_CREATE);
   int status = archive == nullptr ? ZIP_ERRNO : ZIP_OK;
   for (size_t i = 0; i < arrays.size() && status == ZIP_OK; ++i) {
@@ -44,7 +46,7 @@ void write_npz(const std::filesystem::path& file, const std::vector<NamedView>& 
   }
   const int error_number = errno;
   if (archive != nullptr && zipClose(archive, nullptr) != ZIP_OK && status == ZIP_OK) status = ZIP_ERRNO;
-  if (status != ZIP_OK) throw disk::errno_error(error_number != 0 ? error_number : errno, "write", file);
+  if (status != ZIP_OK) throw disk::errno_error(error_number != 0 ? error_number : EIO, "write", file);
   output.commit();
 }
 
