@@ -11,7 +11,8 @@
 namespace stratagem::sdk {
 
 /// LibTorch's cache of cast parameters belongs to the process: one thread's clearing empties it for all. So `use_cache` is for a
-/// replica that is alone; its casts are dropped with this object, since the next step has other weights.
+/// replica that is alone; its casts are dropped with this object, since the next step has other weights. Inside an autocast of the
+/// host's there is no cache: dropping casts would take the host's, too.
 class AutocastScope {
  public:
   AutocastScope(at::DeviceType device, std::optional<at::ScalarType> dtype, bool use_cache);

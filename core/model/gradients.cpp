@@ -45,7 +45,10 @@ void GradientReporter::run(const at::Tensor& loss, double scale, const stg_gradi
   handed_over_.clear();
   drop_gradients();  // of a backward of the model's own, inside a step
   try {
-    loss.backward(at::scalar_tensor(scale, loss.options().requires_grad(false)));
+    // Autograd rounds the scale to the loss's own type: to infinity where float16 can't hold it, which is an overflow like others.
+    const bool is_half = loss.scalar_type() == at::kHalf || loss.scalar_type() == at::kBFloat16;
+    const at::ScalarType dtype = is_half ? at::kFloat : loss.scalar_type();
+    loss.backward(at::scalar_tensor(scale, loss.options().dtype(dtype).requires_grad(false)));
     for (uint64_t i = 0; i < reported_.size(); ++i) {
       if (reported_[i] == 0 && replica_.parameters()[i].tensor.requires_grad()) report_late(i);
     }

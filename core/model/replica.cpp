@@ -91,7 +91,7 @@ ModelReplica::ModelReplica(const char* model_name, ConstructModel construct, con
   const ThreadScope thread(host_, num_threads());
   generators_.emplace(device_, args.seed, args.replica);
   const GradientScope gradients(GradientScope::Mode::record);
-  const AutocastScope autocast(device_.type(), std::nullopt, true);
+  const AutocastScope autocast(device_.type(), std::nullopt, false);
   {
     const ThreadGenerator initial(make_generator(at::Device(at::kCPU), args.seed));
     model_ = construct(options);

@@ -54,7 +54,7 @@ stg_error* guard_replica(stg_replica* replica, Body&& body) noexcept {
   try {
     ModelReplica& own = replica_of(replica);
     const GradientScope gradients(GradientScope::Mode::record);
-    const AutocastScope autocast(own.device().type(), std::nullopt, true);
+    const AutocastScope autocast(own.device().type(), std::nullopt, false);
     body(own);
     return nullptr;
   } catch (...) {

@@ -107,7 +107,7 @@ class Loader {
     state.emplace_back("model", read_model());
     state.emplace_back("aliases", read_aliases());
     state.emplace_back("optimizer", read_optimizer());
-    state.emplace_back("scaler", Value{});
+    state.emplace_back("scaler", read_scaler());
     state.emplace_back("generators", read_generators());
     Checkpoint checkpoint;
     checkpoint.state = make_tree(std::move(state));
@@ -182,6 +182,20 @@ class Loader {
     return optimizer;
   }
 
+  Value read_scaler() const {
+    const auto described = document_.find("scaler");
+    if (described == document_.end() || described->is_null()) return {};
+    const json& scale = at(*described, "scale", "/scaler");
+    const json& good_steps = at(*described, "good_steps", "/scaler");
+    if (!scale.is_number()) throw data_loss(where_, ": /scaler/scale is ", scale.dump(), "; it must be a number");
+    if (!good_steps.is_number_integer())
+      throw data_loss(where_, ": /scaler/good_steps is ", good_steps.dump(), "; it must be a whole number");
+    Dict scaler;
+    scaler.emplace_back("scale", scale.get<double>());
+    scaler.emplace_back("good_steps", good_steps.get<int64_t>());
+    return scaler;
+  }
+
   List read_generators() const {
     const json& given = at(document_, "generators", "");
     if (!given.is_array()) throw data_loss(where_, ": /generators is no list");
@@ -222,6 +236,10 @@ void save_checkpoint(const Tree& state, const Host& host, const std::string& pat
     document["files"][optimizer_file] =
         describe_file(write_safetensors(transaction, optimizer_file, optimizer_tensors(optimizer), {{"format", "pt"}}));
     document["optimizer"] = {{"name", std::string(text_of(*find(optimizer, "name")))}, {"step", find(optimizer, "step")->as.i64}};
+  }
+  document["scaler"] = nullptr;
+  if (const stg_value& scaler = *find(root, "scaler"); scaler.type == STG_DICT) {
+    document["scaler"] = {{"scale", find(scaler, "scale")->as.f64}, {"good_steps", find(scaler, "good_steps")->as.i64}};
   }
   document["generators"] = json::array();
   const stg_value& generators = *find(root, "generators");

@@ -77,6 +77,7 @@ class Engine : public Strategy {
   void backward_replica(Step& step, size_t worker);
   void add_to_window(Step& step);
   void begin_reduction();
+  void skip_overflow(Update& update) const;
   void apply_update(Update& update, size_t worker);
   void finish_update(Update& update);
   void gather(Step& step);
@@ -94,6 +95,7 @@ class Engine : public Strategy {
 
   void replace_workers(std::unique_ptr<Workers> workers);
   UpdatePtr begin_update(const stg_update_args& args) const;
+  void end_window(Update& update);
   void drop_waiting_step();
   void forget_window();
   void check_optimizer() const;

@@ -70,11 +70,14 @@ Engine::StepPtr Engine::begin_step(StepArgs args, uint32_t stage, uint64_t conte
   step->context.num_replicas = static_cast<int32_t>(options_.devices.size());
   step->context.stage = stage;
   step->context.flags = static_cast<uint32_t>(context_flags);
-  if ((args.flags & STG_BATCH_DETECT_ANOMALY) != 0) step->context.flags |= STG_STEP_DETECT_ANOMALY;
+  step->detects_anomalies = (args.flags & STG_BATCH_DETECT_ANOMALY) != 0;
+  // A model that is told looks into gradients, too.
+  if (step->detects_anomalies && !training_->scaler) step->context.flags |= STG_STEP_DETECT_ANOMALY;
   if (options_.deterministic) step->context.flags |= STG_STEP_DETERMINISTIC;
   step->context.batch_index = args.batch_index;
   step->context.dataloader_index = args.dataloader_index;
   step->context.global_step = args.global_step;
+  step->context.autocast_dtype = options_.autocast_dtype;
   return step;
 }
 
@@ -90,7 +93,7 @@ void Engine::forward(Step& step, size_t worker) {
     step.weights[worker] = resolve_weight(step, worker, slot.step);
     if (!is_training) return;
     const stg_value& loss = find_loss(slot.step.outputs.root());
-    if (step.detects_anomalies() && has_nan(loss.as.tensor->view)) throw Error{STG_OUT_OF_RANGE, "the loss is NaN"};
+    if (step.detects_anomalies && has_nan(loss.as.tensor->view)) throw Error{STG_OUT_OF_RANGE, "the loss is NaN"};
     if (!slot.step.graph) throw invalid_argument("the model's step kept no graph though STG_STEP_GRADIENT was set");
   });
 }
@@ -173,7 +176,12 @@ void Engine::backward_replica(Step& step, size_t worker) {
   if (worker >= step.num_shares) return;
   const PartScope scope(host_, "backward", worker);
   ReplicaSlot& slot = training_->replicas[worker];
-  slot.guarded("backward", [&] { slot.backward(step.scales[worker], step.detects_anomalies()); });
+  // In mixed precision backward begins with a power of two: times the rows it would leave float16's range and lose digits in bfloat16.
+  // The share's weight is multiplied to the gradients then, in their own type.
+  const bool is_mixed = options_.autocast_dtype.bits != 0;
+  const double scale = is_mixed ? training_->loss_scale() : step.scales[worker];
+  const double weight = is_mixed ? step.scales[worker] : 1;
+  slot.guarded("backward", [&] { slot.backward(scale, weight, step.detects_anomalies && !training_->scaler); });
 }
 
 void Engine::add_to_window(Step& step) {
@@ -188,7 +196,14 @@ void Engine::add_to_window(Step& step) {
   num_micro_batches_.store(window_.num_micro_batches);
 }
 
-void Engine::begin_reduction() { training_->gradients->begin(training_->replicas, window_.divisor); }
+void Engine::begin_reduction() { training_->gradients->begin(training_->replicas, window_.divisor * training_->loss_scale()); }
+
+// After the reduction: what is not finite came from float16, or from the model; a smaller scale can help against the first.
+void Engine::skip_overflow(Update& update) const {
+  if (!training_->gradients->have_overflow()) return;
+  update.is_skipped = true;
+  update.result.outcome = STG_UPDATE_SKIPPED_OVERFLOW;
+}
 
 void Engine::apply_update(Update& update, size_t worker) {
   if (update.is_skipped) return;
@@ -203,7 +218,9 @@ void Engine::apply_update(Update& update, size_t worker) {
 }
 
 void Engine::finish_update(Update& update) {
+  if (update.result.outcome == STG_UPDATE_SKIPPED_OVERFLOW) training_->scaler->back_off();
   if (update.is_skipped) return;
+  if (training_->scaler) training_->scaler->count_good();
   training_->optimizer->finish_update();
   training_->replicas.mark_parameters_dirty();
   training_->num_updates += 1;

@@ -17,14 +17,14 @@ struct Engine::Step {
   size_t num_shares = 0;
   // By share; each written by its worker.
   std::vector<double> weights;  // rows or denominator: what the loop weighs metrics with
-  std::vector<double> scales;   // of the loss in backward
+  std::vector<double> scales;   // of the share's gradient in the sum
   std::vector<char> has_denominator;
   // Serial.
   bool is_sum = false;
   double divisor = 0;  // of the scaled losses and gradients
   Tree outputs;
+  bool detects_anomalies = false;  // in losses, and in gradients but where an overflow is nothing unusual
 
-  bool detects_anomalies() const { return (context.flags & STG_STEP_DETECT_ANOMALY) != 0; }
   StepResult result() { return {std::move(outputs), weights}; }
 };
 

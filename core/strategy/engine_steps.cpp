@@ -5,7 +5,8 @@
 //   each   forward and backward on its share      then   outputs gathered, weights added up
 //   each   reduce a range, update it              then   the update counted
 //
-// With clipping by norm the second line ends with the norm, and the update is a third. training_step, backward and optimizer_step are
+// With clipping by norm, and with a scaled loss, the second line ends with the norm, and whether all is finite, and the update is a
+// third. training_step, backward and optimizer_step are
 // made of the same parts, so that both ways give the same bits.
 #include "base/dlpack.hpp"
 #include "strategy/engine_step.hpp"
@@ -20,15 +21,16 @@ void Engine::add_buffer_phase(Phases& phases) {
   phases.push_back({"buffers", [this](size_t worker) { training_->replicas.copy_buffers(worker); }});
 }
 
-// Reduce, and measure where the norm is wanted. Without `update` the reduction alone.
+// Reduce, measure where the norm is wanted, and look for overflows where the loss is scaled. Without `update` the reduction alone.
 void Engine::add_reduction_phases(Phases& phases, const UpdatePtr& update) {
   const bool measures = update && update->args.clip == STG_CLIP_NORM;
   const auto reduce = [this, measures](size_t worker) {
     if (window_.divisor == 0) return;
     const PartScope scope(worker == 0 ? host_ : silent_host_, "reduce", worker);
     training_->gradients->reduce(worker, measures);
+    if (training_->scaler) training_->gradients->look_for_overflow(worker);
   };
-  if (update && !measures) {
+  if (update && !measures && !training_->scaler) {
     phases.push_back({"reduce",
                       [this, update, reduce](size_t worker) {
                         irrevocably([&] {
@@ -42,9 +44,10 @@ void Engine::add_reduction_phases(Phases& phases, const UpdatePtr& update) {
                       }});
     return add_refresh_phase(phases);
   }
-  phases.push_back({"reduce", reduce, [this, update] {
+  phases.push_back({"reduce", reduce, [this, update, measures] {
                       training_->gradients->mark_complete();
-                      if (update && !update->is_skipped) update->result.gradient_norm = training_->gradients->norm();
+                      if (update) skip_overflow(*update);
+                      if (measures && !update->is_skipped) update->result.gradient_norm = training_->gradients->norm();
                     }});
   if (update) add_update_phases(phases, update);
 }
@@ -142,7 +145,7 @@ void Engine::backward(const Call& call, uint64_t flags) {
         "backward after the window's gradients were reduced: call optimizer_step, parameters_changed or zero_grad first");
   }
   const StepPtr step = waiting_step_;
-  if ((flags & STG_BATCH_DETECT_ANOMALY) != 0) step->context.flags |= STG_STEP_DETECT_ANOMALY;
+  if ((flags & STG_BATCH_DETECT_ANOMALY) != 0) step->detects_anomalies = true;
   const bool is_last = (flags & STG_BATCH_LAST_MICRO_BATCH) != 0;
   run_or_clean_up([&] {
     Phases phases{{"backward", [this, step](size_t worker) { backward_replica(*step, worker); },
@@ -183,7 +186,8 @@ UpdateResult Engine::optimizer_step(const Call& call, const stg_update_args& arg
     if (update->is_skipped) {
       update->result.outcome = STG_UPDATE_SKIPPED_NO_WEIGHT;
     } else if (training_->gradients->are_complete()) {
-      if (args.clip == STG_CLIP_NORM) {
+      skip_overflow(*update);
+      if (args.clip == STG_CLIP_NORM && !update->is_skipped) {
         phases.push_back({"norm", [this](size_t worker) { training_->gradients->measure(worker); },
                           [this, update] { update->result.gradient_norm = training_->gradients->norm(); }});
       }
@@ -192,12 +196,17 @@ UpdateResult Engine::optimizer_step(const Call& call, const stg_update_args& arg
       begin_reduction();
       add_reduction_phases(phases, update);
     }
-    if (!update->is_skipped) workers_->run(call, std::move(phases));
+    if (!phases.empty()) workers_->run(call, std::move(phases));
   });
-  if (update->is_skipped) host_.warn("no update: all denominators of the window were 0");
+  end_window(*update);
+  return update->result;
+}
+
+void Engine::end_window(Update& update) {
+  if (update.result.outcome == STG_UPDATE_SKIPPED_NO_WEIGHT) host_.warn("no update: all denominators of the window were 0");
+  update.result.loss_scale = training_->loss_scale();
   forget_window();
   num_updates_.store(training_->num_updates);
-  return update->result;
 }
 
 StepResult Engine::train_batch(const Call& call, StepArgs args, UpdateResult& update_result) {
@@ -234,10 +243,10 @@ StepResult Engine::train_batch(const Call& call, StepArgs args, UpdateResult& up
   });
   training_->replicas.forget_saved_buffers();
   if (is_last) {
-    if (update->is_skipped) host_.warn("no update: all denominators of the window were 0");
+    end_window(*update);
     update_result = update->result;
-    forget_window();
-    num_updates_.store(training_->num_updates);
+  } else {
+    update_result.loss_scale = training_->loss_scale();
   }
   return step->result();
 }
@@ -256,6 +265,13 @@ Tree Engine::gradients(const Call& call) {
       training_->replicas.drop_gradients();
     });
     if (window_.divisor == 0) host_.warn("no gradients: all denominators of the window were 0");
+  }
+  if (reduced.have_overflow()) {
+    const double before = training_->loss_scale();
+    training_->scaler->back_off();
+    forget_window();
+    throw Error{STG_OUT_OF_RANGE, concat("a gradient overflowed under the loss scale ", before, ", which is ",
+                                         training_->loss_scale(), " now; there is no update: go on with the next batch")};
   }
   Dict dict;
   const ReplicaSlot& root = training_->replicas.root();
@@ -278,6 +294,8 @@ void Engine::parameters_changed(const Call&) {
     replicas.copy_buffers(i);
   }
   replicas.mark_parameters_dirty();
+  // The host's own update, where it has asked for the gradients.
+  if (training_->scaler && training_->gradients->are_complete()) training_->scaler->count_good();
   forget_window();
 }
 

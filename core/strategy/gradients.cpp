@@ -37,6 +37,13 @@ auto with_floating(stg_dtype dtype, Body&& body) {
 template <class T>
 constexpr bool is_half = sizeof(T) == 2;
 
+template <class T>
+void scale_elements(T* values, int64_t begin, int64_t end, double factor) {
+  using Number = std::conditional_t<is_half<T>, float, T>;
+  const auto by = static_cast<Number>(factor);
+  for (int64_t i = begin; i < end; ++i) values[i] = as_element<T>(static_cast<Number>(values[i]) * by);
+}
+
 }  // namespace
 
 bool FlatLayout::fits(const stg_tensor_view& view) const {
@@ -81,6 +88,10 @@ void add_flat(const stg_tensor_view& sum, const stg_tensor_view& values) {
   });
 }
 
+void scale_flat(const stg_tensor_view& values, double factor) {
+  with_floating(values.dtype, [&]<class T>(T*) { scale_elements(first_element<T>(values), 0, flat_numel(values), factor); });
+}
+
 std::vector<std::vector<FlatRange>> partition(const std::vector<int64_t>& numels, size_t num_workers) {
   const int64_t total = std::accumulate(numels.begin(), numels.end(), int64_t{0},
                                         [](int64_t sum, int64_t count) { return sum + num_blocks(count); });
@@ -102,7 +113,11 @@ std::vector<std::vector<FlatRange>> partition(const std::vector<int64_t>& numels
 }
 
 ReducedGradients::ReducedGradients(const ReplicaSlot& root, size_t num_workers)
-    : tensors_(root.parameters.size()), is_present_(root.parameters.size()), sources_(root.parameters.size()) {
+    : tensors_(root.parameters.size()),
+      is_present_(root.parameters.size()),
+      sources_(root.parameters.size()),
+      weights_(root.parameters.size()),
+      have_overflow_(num_workers) {
   std::vector<int64_t> numels(root.parameters.size());
   int64_t blocks = 0;
   for (size_t p = 0; p < tensors_.size(); ++p) {
@@ -125,9 +140,13 @@ void ReducedGradients::begin(Replicas& replicas, double divisor) {
   divisor_ = divisor;
   for (size_t p = 0; p < tensors_.size(); ++p) {
     sources_[p].clear();
+    weights_[p].clear();
     for (size_t i = 0; i < replicas.size(); ++i) {
-      if (replicas[i].gradients[p]) sources_[p].push_back(first_element<>(replicas[i].gradients[p]->view));
+      if (!replicas[i].gradients[p]) continue;
+      sources_[p].push_back(first_element<>(replicas[i].gradients[p]->view));
+      weights_[p].push_back(replicas[i].gradients_weight);
     }
+    if (std::all_of(weights_[p].begin(), weights_[p].end(), [](double weight) { return weight == 1; })) weights_[p].clear();
     is_present_[p] = !sources_[p].empty();
   }
 }
@@ -145,7 +164,9 @@ void ReducedGradients::reduce_range(const FlatRange& range) {
     T* out = first_element<T>(view);
     const auto* begin = reinterpret_cast<const T* const*>(sources_[range.parameter].data());
     const std::span<const T* const> sources(begin, sources_[range.parameter].size());
-    if constexpr (is_half<T>) {
+    if (const std::vector<double>& weights = weights_[range.parameter]; !weights.empty()) {
+      kernels::reduce_weighted(out, sources, weights, range.begin, range.end, divisor_);
+    } else if constexpr (is_half<T>) {
       kernels::reduce_mean_half(out, sources, range.begin, range.end, static_cast<float>(divisor_));
     } else {
       kernels::reduce_mean(out, sources, range.begin, range.end, static_cast<T>(divisor_));
@@ -183,12 +204,7 @@ void ReducedGradients::scale(size_t worker, double factor) {
   for (const FlatRange& range : ranges_[worker]) {
     if (!is_present_[range.parameter]) continue;
     const stg_tensor_view& view = tensors_[range.parameter]->view;
-    with_floating(view.dtype, [&]<class T>(T*) {
-      T* values = first_element<T>(view);
-      using Number = std::conditional_t<is_half<T>, float, T>;
-      const auto by = static_cast<Number>(factor);
-      for (int64_t i = range.begin; i < range.end; ++i) values[i] = as_element<T>(static_cast<Number>(values[i]) * by);
-    });
+    with_floating(view.dtype, [&]<class T>(T*) { scale_elements(first_element<T>(view), range.begin, range.end, factor); });
   }
 }
 
@@ -209,8 +225,25 @@ void ReducedGradients::clamp(size_t worker, double limit) {
   }
 }
 
+void ReducedGradients::look_for_overflow(size_t worker) {
+  bool is_found = false;
+  for (const FlatRange& range : ranges_[worker]) {
+    if (!is_present_[range.parameter]) continue;
+    const stg_tensor_view& view = tensors_[range.parameter]->view;
+    with_floating(view.dtype, [&]<class T>(T*) {
+      is_found = !kernels::all_finite(first_element<const T>(view) + range.begin, range.end - range.begin) || is_found;
+    });
+  }
+  have_overflow_[worker] = static_cast<char>(is_found);
+}
+
+bool ReducedGradients::have_overflow() const {
+  return std::find(have_overflow_.begin(), have_overflow_.end(), 1) != have_overflow_.end();
+}
+
 void ReducedGradients::clear() {
   std::fill(is_present_.begin(), is_present_.end(), false);
+  std::fill(have_overflow_.begin(), have_overflow_.end(), 0);
   are_complete_ = false;
 }
 

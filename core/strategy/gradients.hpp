@@ -30,6 +30,8 @@ FlatLayout flat_layout(const stg_tensor_view& parameter);
 
 /// sum += values, both of one layout without gaps.
 void add_flat(const stg_tensor_view& sum, const stg_tensor_view& values);
+/// values *= factor, without gaps.
+void scale_flat(const stg_tensor_view& values, double factor);
 
 /// Elements [begin, end) of a parameter, in flat order; complex ones count twice.
 struct FlatRange {
@@ -63,6 +65,10 @@ class ReducedGradients {
   void scale(size_t worker, double factor);
   void clamp(size_t worker, double limit);
   void measure(size_t worker);
+  /// The worker's share: looks for infinities and NaNs.
+  void look_for_overflow(size_t worker);
+  /// Serial, after all have looked.
+  bool have_overflow() const;
   void mark_complete() { are_complete_ = true; }
   /// Forgets the gradients; keeps the memory.
   void clear();
@@ -77,6 +83,8 @@ class ReducedGradients {
   std::vector<double> block_squares_;
   std::vector<bool> is_present_;
   std::vector<std::vector<const void*>> sources_;  // by parameter, in the order of the replicas
+  std::vector<std::vector<double>> weights_;       // of the sources; empty: all are 1
+  std::vector<char> have_overflow_;                // by worker
   double divisor_ = 1;
   bool are_complete_ = false;
 };

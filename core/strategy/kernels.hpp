@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "strategy/elements.hpp"
@@ -61,6 +62,16 @@ double sum_of_squares(const T* values, int64_t count) {
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
+template <class T>
+bool all_finite(const T* values, int64_t count) {
+  using Number = std::conditional_t<sizeof(T) == 2, float, T>;
+  int is_other = 0;  // no early end: this vectorises
+  for (int64_t i = 0; i < count; ++i) {
+    is_other |= !(std::abs(static_cast<Number>(values[i])) <= std::numeric_limits<Number>::max());
+  }
+  return is_other == 0;
+}
+
 /// out = (sources[0] + sources[1] + ...) / divisor, in this order. float and double.
 template <class T>
 void reduce_mean(T* out, std::span<const T* const> sources, int64_t begin, int64_t end, T divisor) {
@@ -86,6 +97,25 @@ void reduce_mean_half(T* out, std::span<const T* const> sources, int64_t begin, 
     }
     divide(sums, count, divisor);
     for (int64_t i = 0; i < count; ++i) out[at + i] = T::from(sums[i]);
+  }
+}
+
+/// The same with a weight for each source. Any element type; halves are summed and divided in float.
+template <class T>
+void reduce_weighted(T* out, std::span<const T* const> sources, std::span<const double> weights, int64_t begin, int64_t end,
+                     double divisor) {
+  using Number = std::conditional_t<sizeof(T) == 2, float, T>;
+  Number sums[block_numel];
+  Number values[block_numel];
+  for (int64_t at = begin; at < end; at += block_numel) {
+    const int64_t count = std::min(block_numel, end - at);
+    std::fill_n(sums, count, Number{0});
+    for (size_t s = 0; s < sources.size(); ++s) {
+      load(values, sources[s] + at, count);
+      add_scaled(sums, values, count, static_cast<Number>(weights[s]));
+    }
+    divide(sums, count, static_cast<Number>(divisor));
+    for (int64_t i = 0; i < count; ++i) out[at + i] = as_element<T>(sums[i]);
   }
 }
 

@@ -140,12 +140,12 @@ std::vector<stg_device> read_devices(const Section& config, Topology topology) {
   return devices;
 }
 
-stg_dtype read_precision(const Section& config) {
+void read_precision(const Section& config, Options& options) {
   const std::string precision = config.text("precision", "32-true", {"32-true", "64-true", "16-mixed", "bf16-mixed"});
-  if (precision == "64-true") return float64;
-  if (precision != "32-true")
-    throw unimplemented("/precision is \"", precision, "\"; this version runs \"32-true\" and \"64-true\"");
-  return {};
+  if (precision == "64-true") options.floating_dtype = float64;
+  if (precision == "bf16-mixed") options.autocast_dtype = {STG_DTYPE_BFLOAT, 16, 1};
+  if (precision == "16-mixed") options.autocast_dtype = {STG_DTYPE_FLOAT, 16, 1};
+  options.scales_loss = precision == "16-mixed";
 }
 
 void read_sgd(const json& object, OptimizerOptions& options) {
@@ -245,7 +245,7 @@ Options read_options(const json& config, Topology topology) {
   options.devices = read_devices(section, topology);
   options.num_devices_given = options.devices.size();
   if (topology == Topology::single_device) options.devices.resize(1);
-  options.floating_dtype = read_precision(section);
+  read_precision(section, options);
   options.optimizer = read_optimizer(section.find("optimizer"));
   options.seed = section.count("seed", 0, 0, UINT64_MAX);
   options.deterministic = section.boolean("deterministic", false);

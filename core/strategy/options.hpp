@@ -42,6 +42,8 @@ struct Options {
   std::vector<stg_device> devices;  ///< the first is the root
   size_t num_devices_given = 1;     ///< single_device uses the first of them
   stg_dtype floating_dtype{};       ///< of floating parameters, buffers and batch leaves; {0,0,0}: as they are
+  stg_dtype autocast_dtype{};       ///< of what a step computes in it; {0,0,0}: no autocast
+  bool scales_loss = false;         ///< so that small gradients survive float16
   std::optional<OptimizerOptions> optimizer;
   uint64_t seed = 0;
   bool deterministic = false;  ///< asked of the model; what the strategy does on a CPU is so either way

@@ -140,9 +140,9 @@ void ReplicaSlot::forward(stg_step_context context, Tree share) {
   step = std::move(made);
 }
 
-void ReplicaSlot::backward(double scale, bool detect_anomaly) {
+void ReplicaSlot::backward(double scale, double weight, bool detect_anomaly) {
   if (!step.graph) return;
-  if (scale == 0) return drop_graph();
+  if (scale == 0 || weight == 0) return drop_graph();
   std::vector<bool> seen(parameters.size());
   std::vector<TensorPtr> incoming(parameters.size());
   model_.backward(std::move(step.graph), scale,
@@ -152,11 +152,16 @@ void ReplicaSlot::backward(double scale, bool detect_anomaly) {
     throw invalid_argument("the model reported neither a gradient nor null for any parameter, ", parameter_infos[0].names[0],
                            " the first of them");
   }
+  if (std::none_of(gradients.begin(), gradients.end(), [](const TensorPtr& sum) { return sum != nullptr; })) {
+    gradients_weight = weight;
+  } else if (weight != gradients_weight) {
+    apply_weight();
+  }
   for (size_t p = 0; p < parameters.size(); ++p) {
     if (!incoming[p]) continue;
     if (detect_anomaly && has_nan(incoming[p]->view))
       throw Error{STG_OUT_OF_RANGE, concat("the gradient of ", parameter_infos[p].names[0], " has a NaN")};
-    accumulate(p, std::move(incoming[p]));
+    accumulate(p, std::move(incoming[p]), weight / gradients_weight);
   }
 }
 
@@ -184,11 +189,12 @@ void ReplicaSlot::collect(uint64_t index, TensorPtr gradient, std::vector<bool>&
 
 // The first gradient of a window is adopted as autograd made it. It is only read: its memory may be another gradient's, too, or the
 // model's own (no deleter), which writes to it again. Further ones are added in memory of this replica's, of the parameter's layout.
-void ReplicaSlot::accumulate(uint64_t index, TensorPtr gradient) {
+void ReplicaSlot::accumulate(uint64_t index, TensorPtr gradient, double weight) {
   TensorPtr& sum = gradients[index];
   const FlatLayout layout = flat_layout(parameters[index]->view);
-  const bool is_copied = !layout.fits(gradient->view) || (!sum && gradient->deleter == nullptr);
+  const bool is_copied = !layout.fits(gradient->view) || (!sum && gradient->deleter == nullptr) || weight != 1;
   if (is_copied) gradient = layout.copy(gradient->view);
+  if (weight != 1) scale_flat(gradient->view, weight);
   if (!sum) {
     sum = std::move(gradient);
     is_sum_own_[index] = is_copied;
@@ -199,6 +205,17 @@ void ReplicaSlot::accumulate(uint64_t index, TensorPtr gradient) {
     is_sum_own_[index] = true;
   }
   add_flat(sum->view, gradient->view);
+}
+
+// What was added up so far, times its weight: further gradients have another one.
+void ReplicaSlot::apply_weight() {
+  for (size_t p = 0; p < gradients.size() && gradients_weight != 1; ++p) {
+    if (!gradients[p]) continue;
+    if (!is_sum_own_[p]) gradients[p] = flat_layout(parameters[p]->view).copy(gradients[p]->view);
+    is_sum_own_[p] = true;
+    scale_flat(gradients[p]->view, gradients_weight);
+  }
+  gradients_weight = 1;
 }
 
 void ReplicaSlot::drop_gradients() {

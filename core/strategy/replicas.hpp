@@ -52,8 +52,8 @@ class ReplicaSlot {
   void describe();
   /// Forward on a share; keeps the graph. The share is on this replica's device afterwards.
   void forward(stg_step_context context, Tree share);
-  /// Backward from the latest graph, added to `gradients`. A scale of 0 drops the graph unread.
-  void backward(double scale, bool detect_anomaly);
+  /// Backward from the latest graph times `scale`, added to `gradients` times `weight`. One of 0 drops the graph unread.
+  void backward(double scale, double weight, bool detect_anomaly);
   void drop_graph() { step.graph.reset(); }
   void drop_gradients();
 
@@ -66,12 +66,14 @@ class ReplicaSlot {
   stg_model_description description{};
   ModelStep step;                    ///< of the latest forward
   std::vector<TensorPtr> gradients;  ///< by parameter; null: none yet
+  double gradients_weight = 1;       ///< they are yet to be multiplied by it
   bool shares_parameters = false;    ///< with the root
   bool parameters_dirty = false;     ///< written since the model was last told
 
  private:
   void collect(uint64_t index, TensorPtr gradient, std::vector<bool>& seen, std::vector<TensorPtr>& incoming) const;
-  void accumulate(uint64_t index, TensorPtr gradient);
+  void accumulate(uint64_t index, TensorPtr gradient, double weight);
+  void apply_weight();
   void tell_changes();
 
   int32_t index_;

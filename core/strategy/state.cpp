@@ -53,6 +53,14 @@ Value export_optimizer(const std::shared_ptr<Training>& training, bool copies) {
   return dict;
 }
 
+Value export_scaler(const Training& training) {
+  if (!training.scaler) return {};
+  Dict dict;
+  dict.emplace_back("scale", training.scaler->scale);
+  dict.emplace_back("good_steps", training.scaler->good_steps);
+  return dict;
+}
+
 Bytes generator_state(const ReplicaSlot& slot) {
   const stg_model& table = slot.model().model().table();
   stg_tree out{};
@@ -102,6 +110,7 @@ class Import {
     check_format();
     plan_model();
     plan_optimizer();
+    plan_scaler();
     plan_generators();
     if (strict_) refuse();
     apply();
@@ -296,6 +305,31 @@ class Import {
     return static_cast<int64_t>(step);
   }
 
+  void plan_scaler() {
+    const stg_value* given = dict_at(state_, "scaler", "scaler");
+    if (!training_.scaler) {
+      // Nothing is lost without it, but whoever changes the precision may want to know.
+      if (given != nullptr && training_.gradients) report_.unknown_keys.emplace_back("scaler");
+      return;
+    }
+    if (given == nullptr) {
+      report_.missing.emplace_back("scaler");
+      return;
+    }
+    const stg_value* scale = find(*given, "scale");
+    if (scale == nullptr || scale->type != STG_DOUBLE) throw invalid_argument("the state's scaler has no double under \"scale\"");
+    if (!(scale->as.f64 >= LossScaler::smallest && scale->as.f64 <= LossScaler::largest))
+      throw invalid_argument("the state's scaler.scale is ", scale->as.f64, "; it must be from 2^-24 to 2^127");
+    const stg_value* good_steps = find(*given, "good_steps");
+    if (good_steps == nullptr || good_steps->type != STG_INT64 || good_steps->as.i64 < 0)
+      throw invalid_argument("the state's scaler has no \"good_steps\" of at least 0");
+    for (uint32_t e = 0; e < given->count; ++e) {
+      const std::string_view key = text_of(given->as.entries[e].key);
+      if (key != "scale" && key != "good_steps") report_.unknown_keys.push_back(concat("scaler.", key));
+    }
+    scaler_ = LossScaler{scale->as.f64, good_steps->as.i64};
+  }
+
   void plan_generators() {
     const stg_value* given = find(state_, "generators");
     if (given == nullptr || given->type == STG_NONE) return;
@@ -341,6 +375,7 @@ class Import {
         training_.optimizer->set_steps(p, begun == steps_.end() ? 0 : begun->second);
       }
     }
+    if (scaler_) training_.scaler = scaler_;
     for (size_t i = 1; i < training_.replicas.size(); ++i) {
       training_.replicas.copy_parameters(i);
       training_.replicas.copy_buffers(i);
@@ -380,6 +415,7 @@ class Import {
   bool takes_optimizer_ = false;
   uint64_t num_updates_ = 0;
   std::map<size_t, int64_t> steps_;
+  std::optional<LossScaler> scaler_;
   std::vector<Bytes> generators_;
 };
 
@@ -404,7 +440,7 @@ Tree export_training_state(const std::shared_ptr<Training>& training, bool copie
   state.emplace_back("model", std::move(model));
   state.emplace_back("aliases", std::move(aliases));
   state.emplace_back("optimizer", export_optimizer(training, copies));
-  state.emplace_back("scaler", Value{});
+  state.emplace_back("scaler", export_scaler(*training));
   state.emplace_back("generators", export_generators(*training));
   return make_tree(std::move(state));
 }

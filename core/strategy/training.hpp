@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "strategy/gradients.hpp"
+#include "strategy/loss_scaler.hpp"
 #include "strategy/optimizers.hpp"
 #include "strategy/replicas.hpp"
 
@@ -18,12 +19,17 @@ struct Training {
       : replicas(model, options, threads_per_replica, is_fit && options.optimizer.has_value()) {
     if (!is_fit) return;
     gradients.emplace(replicas.root(), replicas.size());
+    if (options.scales_loss) scaler.emplace();
     if (options.optimizer) optimizer.emplace(*options.optimizer, replicas.root(), *gradients);
   }
+
+  /// What losses are multiplied by in backward.
+  double loss_scale() const { return scaler ? scaler->scale : 1; }
 
   Replicas replicas;
   std::optional<ReducedGradients> gradients;  ///< in fit
   std::optional<Optimizer> optimizer;         ///< in fit, unless the host has its own
+  std::optional<LossScaler> scaler;           ///< in fit, with 16-mixed
   uint64_t num_updates = 0;
   std::vector<Bytes> further_generators;  ///< of replicas that this instance doesn't have
 };
