@@ -118,8 +118,8 @@ typedef struct stg_gradient_sink {
    * must not come with a gradient. The tensor is moved, on error too; what is left of backward may still read its memory. `stream` orders it,
    * null: the default one. On a CPU called on the replica's thread, on an accelerator by autograd's thread of that device. [replica] */
   stg_error *(*ready)(void *self, uint64_t index, stg_tensor *gradient, const stg_stream *stream);
-  /* The same for a sparse gradient: int64 indices (sparse_dims, n), values (n, ...), both moved, and the dense shape (borrowed).
-   * Null: make it dense and call ready. [replica] */
+  /* The same for a sparse gradient: int64 indices (sparse_dims, n), values (n, ...), both moved, and the dense shape (borrowed). Entries
+   * come in any order; those of one place are added. Null: make it dense and call ready. [replica] */
   stg_error *(*ready_sparse)(void *self, uint64_t index, stg_tensor *indices, stg_tensor *values, const int64_t *shape,
                              uint64_t num_dims, const stg_stream *stream);
 } stg_gradient_sink;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/model.hpp"
 
+#include <exception>
+
 #include "base/dlpack.hpp"
 
 namespace stratagem {
@@ -11,6 +13,25 @@ void check_denominator(const stg_tensor* tensor) {
   if (tensor == nullptr) throw invalid_argument("the model's denominator is a null tensor");
   check_tensor(*tensor, "the model's denominator");
 }
+
+// What stands behind a stg_gradient_sink.
+struct Sink {
+  const Replica::Ready& ready;
+  const Replica::ReadySparse& ready_sparse;
+  std::exception_ptr refused = nullptr;  // the first error
+
+  template <class Body>
+  stg_error* take(Body&& body) {
+    return guard([&] {
+      try {
+        body();
+      } catch (...) {
+        if (!refused) refused = std::current_exception();
+        throw;
+      }
+    });
+  }
+};
 
 }  // namespace
 
@@ -61,18 +82,32 @@ ModelStep Replica::step(stg_step_context context, Tree batch) const {
   return step;
 }
 
-void Replica::backward(GraphPtr graph, double scale, const Ready& ready) const {
+void Replica::backward(GraphPtr graph, double scale, const Ready& ready, const ReadySparse& ready_sparse) const {
   if (graph == nullptr) throw failed_precondition("backward without a graph: a training_step has to come before it");
+  Sink own{ready, ready_sparse};
   stg_gradient_sink sink = sized<stg_gradient_sink>();
-  sink.self = const_cast<Ready*>(&ready);
+  sink.self = &own;
   sink.ready = [](void* self, uint64_t index, stg_tensor* gradient, const stg_stream*) {
     TensorPtr owned{gradient};
-    return guard([&] {
+    return static_cast<Sink*>(self)->take([&] {
       if (owned != nullptr) check_tensor(*owned, "gradient ", index);
-      (*static_cast<const Ready*>(self))(index, std::move(owned));
+      static_cast<Sink*>(self)->ready(index, std::move(owned));
     });
   };
+  if (ready_sparse) {
+    sink.ready_sparse = [](void* self, uint64_t index, stg_tensor* indices, stg_tensor* values, const int64_t* shape,
+                           uint64_t num_dims, const stg_stream*) {
+      SparseGradient owned{TensorPtr{indices}, TensorPtr{values}, shape, num_dims};
+      return static_cast<Sink*>(self)->take([&] {
+        if (owned.indices != nullptr) check_tensor(*owned.indices, "the indices of gradient ", index);
+        if (owned.values != nullptr) check_tensor(*owned.values, "the values of gradient ", index);
+        static_cast<Sink*>(self)->ready_sparse(index, std::move(owned));
+      });
+    };
+  }
   check(model().table().backward(model().self(), get(), graph.release(), scale, 0, &sink));
+  // A model that passes over an error would train on without that gradient.
+  if (own.refused) std::rethrow_exception(own.refused);
 }
 
 }  // namespace stratagem

@@ -44,11 +44,20 @@ struct ModelStep {
   GraphPtr graph;
 };
 
+/// A sparse gradient as a model gives it (stg_gradient_sink.ready_sparse), unchecked. `shape` is borrowed for the call.
+struct SparseGradient {
+  TensorPtr indices;
+  TensorPtr values;
+  const int64_t* shape = nullptr;
+  uint64_t num_dims = 0;
+};
+
 /// One replica. Its functions are for one thread at a time.
 class Replica {
  public:
   /// Takes a gradient: the parameter's index, and the gradient or null.
   using Ready = std::function<void(uint64_t index, TensorPtr gradient)>;
+  using ReadySparse = std::function<void(uint64_t index, SparseGradient gradient)>;
 
   Replica() = default;
   Replica(Model model, stg_replicate_args args);
@@ -59,8 +68,9 @@ class Replica {
   stg_model_description describe() const;
   void set_mode(bool train) const;
   ModelStep step(stg_step_context context, Tree batch) const;
-  /// Runs backward from the loss times `scale`; `ready` is called once for each parameter that requires a gradient, or more.
-  void backward(GraphPtr graph, double scale, const Ready& ready) const;
+  /// Runs backward from the loss times `scale`; `ready` is called once for each parameter that requires a gradient, or more. Without
+  /// `ready_sparse` the model makes sparse gradients dense.
+  void backward(GraphPtr graph, double scale, const Ready& ready, const ReadySparse& ready_sparse = {}) const;
 
  private:
   struct Destroy {

@@ -186,6 +186,7 @@ UpdateResult Engine::optimizer_step(const Call& call, const stg_update_args& arg
     if (update->is_skipped) {
       update->result.outcome = STG_UPDATE_SKIPPED_NO_WEIGHT;
     } else if (training_->gradients->are_complete()) {
+      training_->optimizer->check_gradients();
       skip_overflow(*update);
       if (args.clip == STG_CLIP_NORM && !update->is_skipped) {
         phases.push_back({"norm", [this](size_t worker) { training_->gradients->measure(worker); },
@@ -194,6 +195,7 @@ UpdateResult Engine::optimizer_step(const Call& call, const stg_update_args& arg
       add_update_phases(phases, update);
     } else {
       begin_reduction();
+      training_->optimizer->check_gradients();
       add_reduction_phases(phases, update);
     }
     if (!phases.empty()) workers_->run(call, std::move(phases));
@@ -233,7 +235,9 @@ StepResult Engine::train_batch(const Call& call, StepArgs args, UpdateResult& up
                      update->result.total_weight = window_.total_weight;
                      update->is_skipped = window_.divisor == 0;
                      if (update->is_skipped) update->result.outcome = STG_UPDATE_SKIPPED_NO_WEIGHT;
-                     if (!update->is_skipped) begin_reduction();
+                     if (update->is_skipped) return;
+                     begin_reduction();
+                     training_->optimizer->check_gradients();
                    },
                    true}};
     // Before anything is written: a failure here still leaves all as it was.

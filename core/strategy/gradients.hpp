@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From the replicas' gradients to one: summed in the order of the replicas, divided by the total weight once, written to memory that
-// is kept from setup on (so that optimizers see the same tensors at each step).
+// is kept from setup on (so that optimizers see the same tensors at each step). A parameter whose gradients are all sparse has a sparse
+// one, of the rows that any of them has, in memory of its own; where one replica's is dense, it is dense.
 //
 // The work is cut into blocks of 4096 elements of a parameter, and each worker has a run of blocks. Whoever works on an element, its
 // result is the same; the squares for the norm are summed by block and the blocks in order. So neither depends on the number of workers.
@@ -12,8 +13,12 @@
 
 #include "base/dlpack.hpp"
 #include "strategy/replicas.hpp"
+#include "strategy/sparse.hpp"
 
 namespace stratagem {
+
+/// Elements; complex ones count twice.
+int64_t flat_numel(const stg_tensor_view& view);
 
 /// How a parameter's elements are walked flat: in its own memory order where it has no gaps, row-major otherwise.
 struct FlatLayout {
@@ -28,10 +33,10 @@ struct FlatLayout {
 };
 FlatLayout flat_layout(const stg_tensor_view& parameter);
 
-/// sum += values, both of one layout without gaps.
-void add_flat(const stg_tensor_view& sum, const stg_tensor_view& values);
 /// values *= factor, without gaps.
 void scale_flat(const stg_tensor_view& values, double factor);
+/// sum += values, elements of `dtype` one after the other; complex ones count twice.
+void add_elements(stg_dtype dtype, void* sum, const void* values, int64_t count);
 
 /// Elements [begin, end) of a parameter, in flat order; complex ones count twice.
 struct FlatRange {
@@ -45,11 +50,19 @@ std::vector<std::vector<FlatRange>> partition(const std::vector<int64_t>& numels
 
 class ReducedGradients {
  public:
-  ReducedGradients(const ReplicaSlot& root, size_t num_workers);
+  /// `makes_dense`: sparse gradients are reduced to dense ones, for an optimizer that moves all rows at each step.
+  ReducedGradients(const ReplicaSlot& root, size_t num_workers, bool makes_dense);
 
+  /// By worker, of the dense memory of all trainable parameters.
   const std::vector<std::vector<FlatRange>>& ranges() const { return ranges_; }
-  /// By parameter; null for those without a gradient.
-  const stg_tensor* tensor(size_t parameter) const { return is_present_[parameter] ? tensors_[parameter].get() : nullptr; }
+  /// By worker, of the values of those that are sparse this time.
+  const std::vector<std::vector<FlatRange>>& sparse_ranges() const { return sparse_ranges_; }
+  /// By parameter; null for those without a gradient. A sparse one is written out, into the dense memory.
+  const stg_tensor* tensor(size_t parameter);
+  /// Null: it is dense, or there is none.
+  const SparseRows* sparse(size_t parameter) const {
+    return sparse_[parameter].values != nullptr ? &sparse_[parameter] : nullptr;
+  }
   /// The memory, whether or not there is a gradient in it. Null for frozen parameters.
   const stg_tensor* memory(size_t parameter) const { return tensors_[parameter].get(); }
   bool is_present(size_t parameter) const { return is_present_[parameter]; }
@@ -74,17 +87,29 @@ class ReducedGradients {
   void clear();
 
  private:
+  void begin_parameter(Replicas& replicas, size_t p);
+  void begin_sparse(size_t p);
+  const stg_tensor_view& values(size_t parameter) const {
+    return sparse(parameter) != nullptr ? sparse_[parameter].values->view : tensors_[parameter]->view;
+  }
+  /// The worker's ranges of `values` of all that have a gradient.
+  template <class Body>
+  void for_each_range(size_t worker, Body&& body) const;
   void reduce_range(const FlatRange& range);
-  double* block_squares(const FlatRange& range);
+  void reduce_rows(const FlatRange& range);
 
   std::vector<TensorPtr> tensors_;
   std::vector<std::vector<FlatRange>> ranges_;
   std::vector<int64_t> first_block_;  // of each parameter, in block_squares_
   std::vector<double> block_squares_;
   std::vector<bool> is_present_;
-  std::vector<std::vector<const void*>> sources_;  // by parameter, in the order of the replicas
-  std::vector<std::vector<double>> weights_;       // of the sources; empty: all are 1
+  std::vector<std::vector<const void*>> sources_;  // by parameter, in the order of the replicas; of dense gradients
+  std::vector<std::vector<double>> weights_;       // of the sources, or the sparse ones; empty: all are 1
   std::vector<char> have_overflow_;                // by worker
+  bool makes_dense_;
+  std::vector<SparseRows> sparse_;  // by parameter: the result; without values: it is dense
+  std::vector<std::vector<const SparseRows*>> sparse_sources_;
+  std::vector<std::vector<FlatRange>> sparse_ranges_;
   double divisor_ = 1;
   bool are_complete_ = false;
 };

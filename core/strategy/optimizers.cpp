@@ -6,8 +6,10 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "strategy/elements.hpp"
@@ -38,7 +40,7 @@ void check_updatable(const ReplicaSlot& root, size_t p) {
 }  // namespace
 
 Optimizer::Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, const ReducedGradients& gradients)
-    : options_(options), gradients_(gradients), steps_(root.parameters.size()) {
+    : options_(options), root_(root), gradients_(gradients), steps_(root.parameters.size()) {
   if (options.name == "sgd") {
     if (options.momentum != 0) slot_names_ = {"momentum_buffer"};
   } else if (options.name == "rmsprop") {
@@ -92,7 +94,9 @@ void Optimizer::choose(WorkerSlices& mine) const {
   bool is_same = true;
   for (size_t s = 0; s < mine.slices.size(); ++s) {
     const size_t p = mine.slices[s].range.parameter;
-    const char wanted = static_cast<char>(!gradients_.is_present(p) ? 0 : steps_[p] > 0 ? 1 : 2);
+    const char wanted = static_cast<char>(!gradients_.is_present(p) || gradients_.sparse(p) != nullptr ? 0
+                                          : steps_[p] > 0                                              ? 1
+                                                                                                       : 2);
     is_same = is_same && mine.listed[s] == wanted;
     mine.listed[s] = wanted;
   }
@@ -112,6 +116,59 @@ void Optimizer::update(size_t worker, double lr) {
   }
   if (!mine.lists.parameters.empty()) run(mine.lists, false, lr);
   if (!mine.first.parameters.empty()) run(mine.first, true, lr);
+  for (const FlatRange& range : gradients_.sparse_ranges()[worker]) update_sparse(range, lr);
+}
+
+void Optimizer::check_gradients() const {
+  for (size_t p = 0; p < steps_.size(); ++p) {
+    if (gradients_.sparse(p) == nullptr) continue;
+    const bool takes_sparse = options_.name == "sgd" || options_.name == "adagrad";
+    if (takes_sparse && options_.weight_decay == 0) continue;
+    throw failed_precondition("parameter ", root_.parameter_infos[p].names[0], " has a sparse gradient, which ", options_.name,
+                              takes_sparse ? concat(" with a weight_decay of ", options_.weight_decay) : "",
+                              " doesn't take; make it dense in the model (sparse=False in an embedding), or use sgd or adagrad ",
+                              "without weight_decay");
+  }
+}
+
+// Elements [begin, end) of the values of a sparse gradient.
+void Optimizer::update_sparse(const FlatRange& range, double lr) const {
+  const size_t p = range.parameter;
+  const SparseRows& rows = *gradients_.sparse(p);
+  const int64_t row_numel = rows.row_numel();
+  const auto bytes = static_cast<int64_t>(element_size_bytes(root_.parameter_infos[p].dtype));
+  // Calls body with the place among the gathered elements, the place in the parameter, and a number of bytes.
+  const auto for_each_row = [&](auto&& body) {
+    for (int64_t at = range.begin; at < range.end;) {
+      const int64_t row = at / row_numel;
+      const int64_t end = std::min((row + 1) * row_numel, range.end);
+      const int64_t in_parameter = rows.rows[static_cast<size_t>(row)] * row_numel + at % row_numel;
+      body((at - range.begin) * bytes, in_parameter * bytes, static_cast<size_t>((end - at) * bytes));
+      at = end;
+    }
+  };
+  std::vector<std::pair<const stg_tensor*, at::Tensor>> gathered;  // and where it is from
+  const auto gather = [&](const stg_tensor& whole) {
+    at::Tensor& compact = gathered.emplace_back(&whole, flat_slice(*rows.values, range.begin, range.end).clone()).second;
+    for_each_row([&](int64_t to, int64_t from, size_t size) {
+      std::memcpy(static_cast<char*>(compact.mutable_data_ptr()) + to, first_element<char>(whole.view) + from, size);
+    });
+    return compact;
+  };
+  Slice slice;
+  slice.range = range;
+  slice.gradient = flat_slice(*rows.values, range.begin, range.end);
+  slice.parameter = gather(*root_.parameters[p]);
+  for (const auto& slot : state_) slice.state.push_back(gather(*slot[p]));
+  if (has_step()) slice.step = at::scalar_tensor(static_cast<double>(steps_[p] + 1), at::kFloat);
+  Lists lists;
+  lists.add(slice);
+  run(lists, false, lr);
+  for (const auto& [whole, compact] : gathered) {
+    for_each_row([&, view = whole->view](int64_t from, int64_t to, size_t size) {
+      std::memcpy(first_element<char>(view) + to, static_cast<const char*>(compact.const_data_ptr()) + from, size);
+    });
+  }
 }
 
 void Optimizer::run(Lists& lists, bool is_first, double lr) const {

@@ -2,7 +2,8 @@
 //
 // SGD, Adam, AdamW and Adagrad through LibTorch's fused kernels, RMSprop (which has none) through its operators, each worker on its own
 // ranges of parameters, gradients and state. The slices are made once; an update of the fused ones makes no tensor while the same
-// parameters have gradients.
+// parameters have gradients. Of a parameter with a sparse gradient the rows that it names are gathered, updated by the same kernels, and
+// put back.
 //
 // State is kept by parameter, in the parameter's layout, and has PyTorch's slot names: momentum_buffer; exp_avg, exp_avg_sq,
 // max_exp_avg_sq; square_avg, momentum_buffer, grad_avg; sum; and step. A parameter has none before its first gradient.
@@ -20,10 +21,12 @@ namespace stratagem {
 
 class Optimizer {
  public:
-  /// `gradients` must outlive the optimizer.
+  /// `root` and `gradients` must outlive the optimizer.
   Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, const ReducedGradients& gradients);
 
   const std::string& name() const { return options_.name; }
+  /// Refuses sparse gradients where the optimizer has no rule for them.
+  void check_gradients() const;
   /// The worker's ranges of all parameters that have a gradient.
   void update(size_t worker, double lr);
   /// Serial, after all workers' updates.
@@ -62,10 +65,12 @@ class Optimizer {
   };
 
   void choose(WorkerSlices& mine) const;
+  void update_sparse(const FlatRange& range, double lr) const;
   void run(Lists& lists, bool is_first, double lr) const;
   void run_rmsprop(Lists& lists, double lr) const;
 
   OptimizerOptions options_;
+  const ReplicaSlot& root_;
   const ReducedGradients& gradients_;
   std::vector<std::string> slot_names_;
   std::vector<std::vector<TensorPtr>> state_;  // by slot, by parameter

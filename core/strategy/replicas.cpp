@@ -108,6 +108,7 @@ void ReplicaSlot::describe() {
     buffer_pinned.push_back((buffer.flags & STG_PARAMETER_PINNED) != 0 && (buffer.tensor->flags & STG_TENSOR_READ_ONLY) == 0);
   }
   gradients.resize(parameters.size());
+  sparse_gradients.resize(parameters.size());
   is_sum_own_.resize(parameters.size());
 }
 
@@ -143,40 +144,59 @@ void ReplicaSlot::forward(stg_step_context context, Tree share) {
 void ReplicaSlot::backward(double scale, double weight, bool detect_anomaly) {
   if (!step.graph) return;
   if (scale == 0 || weight == 0) return drop_graph();
-  std::vector<bool> seen(parameters.size());
-  std::vector<TensorPtr> incoming(parameters.size());
-  model_.backward(std::move(step.graph), scale,
-                  [&](uint64_t index, TensorPtr gradient) { collect(index, std::move(gradient), seen, incoming); });
+  Incoming incoming{std::vector<bool>(parameters.size()), std::vector<TensorPtr>(parameters.size()),
+                    std::vector<std::optional<SparseRows>>(parameters.size())};
+  model_.backward(
+      std::move(step.graph), scale, [&](uint64_t index, TensorPtr gradient) { collect(index, std::move(gradient), incoming); },
+      [&](uint64_t index, const SparseGradient& gradient) {
+        const ParameterInfo& info = first_seen(index, incoming);
+        check_trained(info);
+        incoming.sparse_gradients[index] = read_sparse(gradient, info.names[0], parameters[index]->view);
+      });
   // A parameter that the model has frozen since setup is one without a gradient. A backward that names nothing is a mistake.
-  if (!parameters.empty() && std::find(seen.begin(), seen.end(), true) == seen.end()) {
+  if (!parameters.empty() && std::find(incoming.seen.begin(), incoming.seen.end(), true) == incoming.seen.end()) {
     throw invalid_argument("the model reported neither a gradient nor null for any parameter, ", parameter_infos[0].names[0],
                            " the first of them");
   }
-  if (std::none_of(gradients.begin(), gradients.end(), [](const TensorPtr& sum) { return sum != nullptr; })) {
+  if (!has_gradients()) {
     gradients_weight = weight;
   } else if (weight != gradients_weight) {
     apply_weight();
   }
   for (size_t p = 0; p < parameters.size(); ++p) {
-    if (!incoming[p]) continue;
-    if (detect_anomaly && has_nan(incoming[p]->view))
+    TensorPtr& dense = incoming.gradients[p];
+    std::optional<SparseRows>& sparse = incoming.sparse_gradients[p];
+    if (!dense && !sparse) continue;
+    if (detect_anomaly && has_nan(dense ? dense->view : sparse->values->view))
       throw Error{STG_OUT_OF_RANGE, concat("the gradient of ", parameter_infos[p].names[0], " has a NaN")};
-    accumulate(p, std::move(incoming[p]), weight / gradients_weight);
+    if (dense) {
+      accumulate(p, std::move(dense), weight / gradients_weight);
+    } else {
+      accumulate(p, std::move(*sparse), weight / gradients_weight);
+    }
   }
 }
 
-void ReplicaSlot::collect(uint64_t index, TensorPtr gradient, std::vector<bool>& seen, std::vector<TensorPtr>& incoming) const {
+const ParameterInfo& ReplicaSlot::first_seen(uint64_t index, Incoming& incoming) const {
   if (index >= parameters.size())
     throw invalid_argument("a gradient for parameter ", index, "; the model has ", parameters.size());
   const ParameterInfo& info = parameter_infos[index];
-  if (seen[index]) throw invalid_argument("the gradient of ", info.names[0], " was reported twice in one backward");
-  seen[index] = true;
+  if (incoming.seen[index]) throw invalid_argument("the gradient of ", info.names[0], " was reported twice in one backward");
+  incoming.seen[index] = true;
+  return info;
+}
+
+void ReplicaSlot::check_trained(const ParameterInfo& info) const {
+  if (info.requires_grad) return;
+  throw failed_precondition(info.names[0],
+                            " has a gradient, but was frozen at setup, so there is no room for one; thaw it before ",
+                            "setup, or set up again");
+}
+
+void ReplicaSlot::collect(uint64_t index, TensorPtr gradient, Incoming& incoming) const {
+  const ParameterInfo& info = first_seen(index, incoming);
   if (!gradient) return;
-  if (!info.requires_grad) {
-    throw failed_precondition(info.names[0],
-                              " has a gradient, but was frozen at setup, so there is no room for one; thaw it before ",
-                              "setup, or set up again");
-  }
+  check_trained(info);
   const stg_tensor_view& view = gradient->view;
   if (!same_dtype(view.dtype, info.dtype) || shape_of(view).size() != info.shape.size() ||
       !std::equal(info.shape.begin(), info.shape.end(), view.shape)) {
@@ -184,12 +204,13 @@ void ReplicaSlot::collect(uint64_t index, TensorPtr gradient, std::vector<bool>&
                            "; the parameter is ", dtype_name(info.dtype), " ", shape_text(parameters[index]->view));
   }
   check_in_host_memory(view, "the gradient of ", info.names[0]);
-  incoming[index] = std::move(gradient);
+  incoming.gradients[index] = std::move(gradient);
 }
 
 // The first gradient of a window is adopted as autograd made it. It is only read: its memory may be another gradient's, too, or the
 // model's own (no deleter), which writes to it again. Further ones are added in memory of this replica's, of the parameter's layout.
 void ReplicaSlot::accumulate(uint64_t index, TensorPtr gradient, double weight) {
+  make_dense(index);
   TensorPtr& sum = gradients[index];
   const FlatLayout layout = flat_layout(parameters[index]->view);
   const bool is_copied = !layout.fits(gradient->view) || (!sum && gradient->deleter == nullptr) || weight != 1;
@@ -200,26 +221,62 @@ void ReplicaSlot::accumulate(uint64_t index, TensorPtr gradient, double weight) 
     is_sum_own_[index] = is_copied;
     return;
   }
+  const stg_tensor_view& view = own_sum(index)->view;
+  add_elements(view.dtype, first_element<>(view), first_element<>(gradient->view), flat_numel(view));
+}
+
+// Sparse ones are kept sparse while they can be.
+void ReplicaSlot::accumulate(uint64_t index, SparseRows rows, double weight) {
+  if (weight != 1) scale_flat(rows.values->view, weight);
+  std::optional<SparseRows>& sum = sparse_gradients[index];
+  const stg_tensor_view& parameter = parameters[index]->view;
+  if (!is_contiguous(parameter)) {
+    TensorPtr dense = allocate_tensor(parameter.dtype, {parameter.shape, parameter.shape + parameter.num_dims});
+    add_sparse_to(dense->view, rows);
+    return accumulate(index, std::move(dense), 1);
+  }
+  if (sum && sum->num_sparse_dims != rows.num_sparse_dims) make_dense(index);
+  if (gradients[index]) {
+    add_sparse_to(own_sum(index)->view, rows);
+  } else {
+    sum = sum ? add_sparse(*sum, rows) : std::move(rows);
+  }
+}
+
+TensorPtr& ReplicaSlot::own_sum(uint64_t index) {
+  TensorPtr& sum = gradients[index];
   if (!is_sum_own_[index]) {
-    sum = layout.copy(sum->view);
+    sum = flat_layout(parameters[index]->view).copy(sum->view);
     is_sum_own_[index] = true;
   }
-  add_flat(sum->view, gradient->view);
+  return sum;
+}
+
+void ReplicaSlot::make_dense(size_t parameter) {
+  if (!sparse_gradients[parameter]) return;
+  gradients[parameter] = flat_layout(parameters[parameter]->view).allocate();
+  is_sum_own_[parameter] = true;
+  add_sparse_to(gradients[parameter]->view, *sparse_gradients[parameter]);
+  sparse_gradients[parameter].reset();
+}
+
+bool ReplicaSlot::has_gradients() const {
+  return std::any_of(gradients.begin(), gradients.end(), [](const TensorPtr& sum) { return sum != nullptr; }) ||
+         std::any_of(sparse_gradients.begin(), sparse_gradients.end(), [](const auto& sum) { return sum.has_value(); });
 }
 
 // What was added up so far, times its weight: further gradients have another one.
 void ReplicaSlot::apply_weight() {
   for (size_t p = 0; p < gradients.size() && gradients_weight != 1; ++p) {
-    if (!gradients[p]) continue;
-    if (!is_sum_own_[p]) gradients[p] = flat_layout(parameters[p]->view).copy(gradients[p]->view);
-    is_sum_own_[p] = true;
-    scale_flat(gradients[p]->view, gradients_weight);
+    if (gradients[p]) scale_flat(own_sum(p)->view, gradients_weight);
+    if (sparse_gradients[p]) scale_flat(sparse_gradients[p]->values->view, gradients_weight);
   }
   gradients_weight = 1;
 }
 
 void ReplicaSlot::drop_gradients() {
   for (TensorPtr& gradient : gradients) gradient.reset();
+  for (std::optional<SparseRows>& rows : sparse_gradients) rows.reset();
 }
 
 // ---- all of them

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "base/error.hpp"
 #include "base/model.hpp"
 #include "strategy/options.hpp"
+#include "strategy/sparse.hpp"
 
 namespace stratagem {
 
@@ -56,6 +58,8 @@ class ReplicaSlot {
   void backward(double scale, double weight, bool detect_anomaly);
   void drop_graph() { step.graph.reset(); }
   void drop_gradients();
+  /// A sparse gradient of the parameter becomes a dense one.
+  void make_dense(size_t parameter);
 
   std::vector<TensorPtr> parameters;  ///< views with shapes of their own over the model's memory
   std::vector<TensorPtr> buffers;
@@ -64,16 +68,28 @@ class ReplicaSlot {
   std::vector<bool> pinned;         ///< by parameter: may be written in place
   std::vector<bool> buffer_pinned;  ///< by buffer; others are the model's own affair
   stg_model_description description{};
-  ModelStep step;                    ///< of the latest forward
-  std::vector<TensorPtr> gradients;  ///< by parameter; null: none yet
-  double gradients_weight = 1;       ///< they are yet to be multiplied by it
-  bool shares_parameters = false;    ///< with the root
-  bool parameters_dirty = false;     ///< written since the model was last told
+  ModelStep step;                                           ///< of the latest forward
+  std::vector<TensorPtr> gradients;                         ///< by parameter; null: none yet, or a sparse one
+  std::vector<std::optional<SparseRows>> sparse_gradients;  ///< by parameter
+  double gradients_weight = 1;                              ///< they are yet to be multiplied by it
+  bool shares_parameters = false;                           ///< with the root
+  bool parameters_dirty = false;                            ///< written since the model was last told
 
  private:
-  void collect(uint64_t index, TensorPtr gradient, std::vector<bool>& seen, std::vector<TensorPtr>& incoming) const;
+  // What one backward brings.
+  struct Incoming {
+    std::vector<bool> seen;
+    std::vector<TensorPtr> gradients;
+    std::vector<std::optional<SparseRows>> sparse_gradients;
+  };
+  const ParameterInfo& first_seen(uint64_t index, Incoming& incoming) const;
+  void check_trained(const ParameterInfo& info) const;
+  void collect(uint64_t index, TensorPtr gradient, Incoming& incoming) const;
   void accumulate(uint64_t index, TensorPtr gradient, double weight);
+  void accumulate(uint64_t index, SparseRows rows, double weight);
+  bool has_gradients() const;
   void apply_weight();
+  TensorPtr& own_sum(uint64_t index);
   void tell_changes();
 
   int32_t index_;

@@ -18,7 +18,9 @@ struct Training {
   Training(const Model& model, const Options& options, uint32_t threads_per_replica, bool is_fit)
       : replicas(model, options, threads_per_replica, is_fit && options.optimizer.has_value()) {
     if (!is_fit) return;
-    gradients.emplace(replicas.root(), replicas.size());
+    // Momentum moves all rows that ever had a gradient.
+    const bool has_momentum = options.optimizer && options.optimizer->name == "sgd" && options.optimizer->momentum != 0;
+    gradients.emplace(replicas.root(), replicas.size(), has_momentum);
     if (options.scales_loss) scaler.emplace();
     if (options.optimizer) optimizer.emplace(*options.optimizer, replicas.root(), *gradients);
   }

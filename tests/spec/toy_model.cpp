@@ -101,6 +101,18 @@ stg_error* step(void* self, stg_replica* handle, const stg_step_context* context
   });
 }
 
+void report_sparse(const stg_gradient_sink* sink, uint64_t index, ToySparse gradient, double scale) {
+  if (gradient.values != nullptr && is_floating(gradient.values->view.dtype)) {
+    const stg_tensor_view& view = gradient.values->view;
+    for (int64_t i = 0; i < numel(view); ++i) {
+      store_floating(first_element<char>(view) + i * static_cast<int64_t>(element_size_bytes(view.dtype)), view.dtype,
+                     read_element(view, i) * scale);
+    }
+  }
+  check(sink->ready_sparse(sink->self, index, gradient.indices.release(), gradient.values.release(), gradient.shape.data(),
+                           gradient.shape.size(), nullptr));
+}
+
 stg_error* backward(void* self, stg_replica* handle, stg_graph* graph, double scale, uint32_t, const stg_gradient_sink* sink) {
   ToyModel& model = model_of(self);
   const std::unique_ptr<ToyGraph> owned{reinterpret_cast<ToyGraph*>(graph)};
@@ -110,6 +122,10 @@ stg_error* backward(void* self, stg_replica* handle, stg_graph* graph, double sc
     if (model.on_backward) model.on_backward(replica);
     if (model.reads_batch_in_backward) owned->step = model.on_step(replica, owned->context, owned->batch.root());
     for (size_t p = 0; p < replica.parameters.size(); ++p) {
+      if (const auto sparse = owned->step.sparse_gradients.find(p); sparse != owned->step.sparse_gradients.end()) {
+        report_sparse(sink, p, std::move(sparse->second), scale);
+        continue;
+      }
       TensorPtr gradient;
       if (p < owned->step.gradients.size() && !owned->step.gradients[p].empty()) {
         std::vector<double> values = owned->step.gradients[p];

@@ -44,11 +44,19 @@ struct ToyReplica {
   std::vector<const stg_parameter*> described_parameters, described_buffers;
 };
 
+/// A sparse gradient as it is given to the sink; the model scales the values.
+struct ToySparse {
+  TensorPtr indices;
+  TensorPtr values;
+  std::vector<int64_t> shape;
+};
+
 struct ToyStep {
   Value outputs;
   Value denominator;  ///< none, a number or a tensor
   /// The gradient of the loss, by parameter, in row-major order; empty: none. Scaled by the model.
   std::vector<std::vector<double>> gradients;
+  std::map<size_t, ToySparse> sparse_gradients;  ///< by parameter, instead
 };
 
 class ToyModel {
