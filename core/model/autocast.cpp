@@ -11,15 +11,17 @@ AutocastScope::AutocastScope(at::DeviceType device, std::optional<at::ScalarType
   was_enabled_ = at::autocast::is_autocast_enabled(device);
   used_cache_ = at::autocast::is_autocast_cache_enabled();
   dtype_before_ = at::autocast::get_autocast_dtype(device);
-  const bool is_outermost = at::autocast::increment_nesting() == 1;
+  at::autocast::increment_nesting();
   at::autocast::set_autocast_enabled(device, dtype.has_value());
   if (dtype.has_value()) at::autocast::set_autocast_dtype(device, *dtype);
-  at::autocast::set_autocast_cache_enabled(use_cache && is_outermost);
+  at::autocast::set_autocast_cache_enabled(use_cache);
+  if (use_cache) at::autocast::clear_cache();
 }
 
 AutocastScope::~AutocastScope() {
   if (!changed_) return;
-  if (at::autocast::decrement_nesting() == 0 && at::autocast::is_autocast_cache_enabled()) at::autocast::clear_cache();
+  if (at::autocast::is_autocast_cache_enabled()) at::autocast::clear_cache();
+  at::autocast::decrement_nesting();
   at::autocast::set_autocast_enabled(device_, was_enabled_);
   at::autocast::set_autocast_dtype(device_, dtype_before_);
   at::autocast::set_autocast_cache_enabled(used_cache_);

@@ -11,8 +11,8 @@
 namespace stratagem::sdk {
 
 /// LibTorch's cache of cast parameters belongs to the process: one thread's clearing empties it for all. So `use_cache` is for a
-/// replica that is alone; its casts are dropped with this object, since the next step has other weights. Inside an autocast of the
-/// host's there is no cache: dropping casts would take the host's, too.
+/// replica that is alone; it is empty at the beginning and at the end (though a host may be under autocast itself, and has to cast
+/// again then), since the next step has other weights.
 class AutocastScope {
  public:
   AutocastScope(at::DeviceType device, std::optional<at::ScalarType> dtype, bool use_cache);

@@ -66,6 +66,7 @@ Engine::StepPtr Engine::begin_step(StepArgs args, uint32_t stage, uint64_t conte
   step->weights.resize(step->num_shares);
   step->scales.resize(step->num_shares);
   step->has_denominator.resize(step->num_shares);
+  step->weighs_gradients.resize(step->num_shares);
   step->context = sized<stg_step_context>();
   step->context.num_replicas = static_cast<int32_t>(options_.devices.size());
   step->context.stage = stage;
@@ -93,6 +94,7 @@ void Engine::forward(Step& step, size_t worker) {
     step.weights[worker] = resolve_weight(step, worker, slot.step);
     if (!is_training) return;
     const stg_value& loss = find_loss(slot.step.outputs.root());
+    step.weighs_gradients[worker] = options_.autocast_dtype.bits != 0 || loss.as.tensor->view.dtype.bits == 16 ? 1 : 0;
     if (step.detects_anomalies && has_nan(loss.as.tensor->view)) throw Error{STG_OUT_OF_RANGE, "the loss is NaN"};
     if (!slot.step.graph) throw invalid_argument("the model's step kept no graph though STG_STEP_GRADIENT was set");
   });
@@ -176,11 +178,9 @@ void Engine::backward_replica(Step& step, size_t worker) {
   if (worker >= step.num_shares) return;
   const PartScope scope(host_, "backward", worker);
   ReplicaSlot& slot = training_->replicas[worker];
-  // In mixed precision backward begins with a power of two: times the rows it would leave float16's range and lose digits in bfloat16.
-  // The share's weight is multiplied to the gradients then, in their own type.
-  const bool is_mixed = options_.autocast_dtype.bits != 0;
-  const double scale = is_mixed ? training_->loss_scale() : step.scales[worker];
-  const double weight = is_mixed ? step.scales[worker] : 1;
+  const bool is_late = step.weighs_gradients[worker] != 0;
+  const double scale = is_late ? training_->loss_scale() : step.scales[worker];
+  const double weight = is_late ? step.scales[worker] : 1;
   slot.guarded("backward", [&] { slot.backward(scale, weight, step.detects_anomalies && !training_->scaler); });
 }
 

@@ -19,6 +19,7 @@ struct Engine::Step {
   std::vector<double> weights;  // rows or denominator: what the loop weighs metrics with
   std::vector<double> scales;   // of the share's gradient in the sum
   std::vector<char> has_denominator;
+  std::vector<char> weighs_gradients;  // with the scale, since the loss hasn't the range or the digits for it
   // Serial.
   bool is_sum = false;
   double divisor = 0;  // of the scaled losses and gradients

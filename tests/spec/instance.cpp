@@ -172,4 +172,15 @@ std::vector<int64_t> shape(const stg_value& value) {
 std::string model_bytes(const Tree& state) { return tensor_bytes(*find(state.root(), "model")); }
 std::string optimizer_bytes(const Tree& state) { return tensor_bytes(*find(state.root(), "optimizer")); }
 
+Tree with_scaler(Tree state, double scale, int64_t good_steps) {
+  Dict dict = std::get<Dict>(take(std::move(state)).data);
+  Dict scaler;
+  scaler.emplace_back("scale", scale);
+  scaler.emplace_back("good_steps", good_steps);
+  for (auto& [key, value] : dict) {
+    if (key == "scaler") value = std::move(scaler);
+  }
+  return make_tree(std::move(dict));
+}
+
 }  // namespace stratagem::test

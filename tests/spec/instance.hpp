@@ -88,5 +88,7 @@ std::vector<int64_t> shape(const stg_value& value);
 /// The bytes of all parameters of a state, one after the other: for bitwise comparisons.
 std::string model_bytes(const Tree& state);
 std::string optimizer_bytes(const Tree& state);
+/// The state, with a scaler of these numbers.
+Tree with_scaler(Tree state, double scale, int64_t good_steps);
 
 }  // namespace stratagem::test

@@ -27,18 +27,6 @@ std::string adam_config(size_t num_devices, const std::string& more = mixed) {
 double scale_in(const Tree& state) { return find(*find(state.root(), "scaler"), "scale")->as.f64; }
 int64_t good_steps_in(const Tree& state) { return find(*find(state.root(), "scaler"), "good_steps")->as.i64; }
 
-// The state, with a scaler of these numbers.
-Tree with_scaler(Tree state, double scale, int64_t good_steps) {
-  Dict dict = std::get<Dict>(take(std::move(state)).data);
-  Dict scaler;
-  scaler.emplace_back("scale", scale);
-  scaler.emplace_back("good_steps", good_steps);
-  for (auto& [key, value] : dict) {
-    if (key == "scaler") value = std::move(scaler);
-  }
-  return make_tree(std::move(dict));
-}
-
 // Two weights of 1, gradients of both the mean of x; those that `fault` returns are put in place of replica `replica`'s.
 struct Faulty {
   int32_t replica = 1;
