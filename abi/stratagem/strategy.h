@@ -260,8 +260,10 @@ typedef struct stg_strategy_api {
   stg_error *(*barrier)(stg_strategy *self, const stg_call *call, stg_string name);
   /* Every tensor leaf in host memory, finished: how a host without CUDA reads a loss. [owner, live] */
   stg_error *(*to_host)(stg_strategy *self, const stg_call *call, stg_tree *object, stg_tree *out);
-  /* Takes the next batch early (must be moved), so that its split and copies overlap the running step. `ticket` goes into the step's
-   * args. One batch at a time; a second one replaces the first. [owner, fit evaluate] */
+  /* Takes the next batch early (must be moved, with no device), so that its split and copies overlap the running step. `ticket` (never
+   * 0) goes into the args of one step of this stage and dataloader_index, on which what is wrong with the batch is told, and which uses
+   * it up, on an error too. Two batches may wait, the next step's and the one after: a third takes the older one's place, and teardown
+   * drops them. [owner, fit evaluate] */
   stg_error *(*announce_batch)(stg_strategy *self, const stg_call *call, const stg_transfer_args *args, uint32_t stage,
                                uint64_t *ticket);
 

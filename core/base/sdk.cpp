@@ -4,6 +4,7 @@
 // sdk_steps.cpp.
 #include <thread>
 
+#include "base/dlpack.hpp"
 #include "base/json.hpp"
 #include "base/sdk_entry.hpp"
 
@@ -177,6 +178,10 @@ stg_error* announce_batch(stg_strategy* self, const stg_call* call, const stg_tr
       check_enumerator(stage, STG_STAGE_PREDICT, "stage");
       required(ticket, "ticket");
       if (batch.borrowed()) throw invalid_argument("announce_batch: the batch is borrowed; it must be moved in (have a release)");
+      if (abi.device.kind != STG_DEVICE_NONE) {
+        throw invalid_argument("announce_batch: the device is ", device_name(abi.device),
+                               "; leave it none, a step sends each share ", "to its replica's");
+      }
       *ticket = entry->announce_batch(Call{call}, checked(std::move(batch), "batch"), abi.dataloader_index, stage);
     });
   });

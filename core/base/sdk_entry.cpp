@@ -34,6 +34,17 @@ std::string states_text(uint32_t states) {
   return join(names, " or ");
 }
 
+// How to get from a state to one of the legal ones.
+std::string way_out(uint32_t state, uint32_t legal) {
+  if (state == STG_STATE_DRAINING)
+    return "only abort, destroy, status, devices and ranks are left: destroy it and create another";
+  if ((legal & STG_STATE_CREATED) != 0) return "call teardown first";
+  const char* const setup = (legal & STG_STATE_FIT) == 0        ? "setup without a model"
+                            : (legal & STG_STATE_EVALUATE) == 0 ? "setup with a model, for fit"
+                                                                : "setup with a model";
+  return concat("call ", state == STG_STATE_CREATED ? "" : "teardown and then ", setup);
+}
+
 }  // namespace
 
 bool is_forked_child() noexcept { return is_child.load(std::memory_order_relaxed); }
@@ -64,16 +75,17 @@ Entry::Entry(stg_strategy* self, Function function) : instance_(Instance::of(sel
   const FunctionRule& rule = rules[static_cast<uint32_t>(function)];
   const void* inside = nullptr;
   if (!instance_.caller.compare_exchange_strong(inside, this_thread(), std::memory_order_acquire)) {
+    const bool is_callback = inside == this_thread() || instance_.strategy->is_own_thread();
     throw failed_precondition(rule.name,
-                              inside == this_thread() ? " was called from inside one of the instance's own callbacks"
-                                                      : " was called while another thread is inside the instance",
+                              is_callback ? " was called from inside one of the instance's own callbacks"
+                                          : " was called while another thread is inside the instance",
                               "; an instance takes one call at a time");
   }
   const uint32_t state = instance_.state.load(std::memory_order_relaxed);
   if ((rule.states & state) == 0) {
     instance_.caller.store(nullptr, std::memory_order_release);
-    Error error =
-        failed_precondition(rule.name, ": the instance is ", states_text(state), "; it must be ", states_text(rule.states));
+    Error error = failed_precondition(rule.name, ": the instance is ", states_text(state), ", it must be ",
+                                      states_text(rule.states), "; ", way_out(state, rule.states));
     if (state == STG_STATE_DRAINING) error.flags = STG_ERROR_INSTANCE_DRAINING;
     throw error;
   }

@@ -69,13 +69,16 @@ void Engine::setup(const Call& call, Model model, Tree state, uint32_t stage) {
   workers.num_workers = num_replicas;
   workers.on_caller_thread = on_caller_thread_;
   workers.initialise_thread = [threads_here = threads_per_replica_] { set_thread_intra_op(static_cast<int>(threads_here)); };
+  auto announced = std::make_unique<AnnouncedBatches>(on_caller_thread_);
   replace_workers(std::make_unique<Workers>(std::move(workers)));
+  announced_ = std::move(announced);
   training_ = std::move(training);
   num_updates_.store(training_ ? training_->num_updates : 0);
 }
 
 void Engine::teardown(const Call&) {
   replace_workers(nullptr);
+  announced_.reset();
   waiting_step_.reset();
   if (training_) {
     training_->replicas.drop_graphs();
@@ -122,10 +125,13 @@ Tree Engine::batch_to_device(const Call&, Tree batch, stg_device target, int64_t
   if (batch.borrowed()) batch = copy_tree(batch.root());
   const bool moves = target.kind != STG_DEVICE_NONE || !gathers_outputs_;
   if (!training_ || !moves) return batch;
-  const Replica& model = training_->replicas[replica].model();
-  if (model.model().table().transfer == nullptr) return batch;
+  const ReplicaSlot& slot = training_->replicas[replica];
+  const Model& model = slot.model().model();
+  if (model.table().transfer == nullptr) return batch;
   stg_tree moved{};
-  check(model.model().table().transfer(model.model().self(), model.get(), batch.argument(), dataloader_index, &moved));
+  slot.guarded("batch_to_device", [&] {
+    check(model.table().transfer(model.self(), slot.model().get(), batch.argument(), dataloader_index, &moved));
+  });
   return Tree{moved};
 }
 
@@ -142,6 +148,13 @@ void Engine::barrier(const Call&, std::string_view) {
     if (table.synchronize == nullptr) continue;
     slot.guarded("barrier", [&] { check(table.synchronize(slot.model().model().self(), slot.model().get())); });
   }
+}
+
+uint64_t Engine::announce_batch(const Call&, Tree batch, int64_t dataloader_index, uint32_t stage) {
+  // A model's own split runs on the root's replica, which may be busy, and may draw its numbers: only its step can do it.
+  const bool has_own_split = training_->replicas.root().model().model().table().split != nullptr;
+  return announced_->announce(std::move(batch), {stage, dataloader_index},
+                              has_own_split ? std::nullopt : std::optional(split_options()));
 }
 
 void Engine::reduce_gradients(const Call& call, const std::vector<stg_gradient_set*>& sets, uint64_t op) {

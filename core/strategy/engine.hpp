@@ -14,6 +14,7 @@
 #include <mutex>
 
 #include "base/strategy.hpp"
+#include "strategy/announced.hpp"
 #include "strategy/options.hpp"
 #include "strategy/split.hpp"
 #include "strategy/training.hpp"
@@ -39,6 +40,7 @@ class Engine : public Strategy {
   Tree batch_to_device(const Call& call, Tree batch, stg_device target, int64_t dataloader_index) override;
   Tree reduce(const Call& call, Tree object, uint32_t op) override;
   void barrier(const Call& call, std::string_view name) override;
+  uint64_t announce_batch(const Call& call, Tree batch, int64_t dataloader_index, uint32_t stage) override;
 
   StepResult training_step(const Call& call, StepArgs args) override;
   void backward(const Call& call, uint64_t flags) override;
@@ -72,6 +74,9 @@ class Engine : public Strategy {
 
   // The steps of a step, each for one worker or serial.
   StepPtr begin_step(StepArgs args, uint32_t stage, uint64_t context_flags);
+  Shares split(Tree batch);
+  Shares split_by_model(Tree batch, const stg_model& table);
+  SplitOptions split_options() const { return {options_.devices.size(), options_.split_in_chunks, options_.floating_dtype}; }
   void forward(Step& step, size_t worker);
   void finish_forward(Step& step);
   void backward_replica(Step& step, size_t worker);
@@ -111,7 +116,8 @@ class Engine : public Strategy {
   std::shared_ptr<Training> training_;
   mutable std::mutex workers_mutex_;  // guards the pointer, which abort reads on any thread
   std::unique_ptr<Workers> workers_;
-  StepPtr waiting_step_;  // a training_step that waits for its backward
+  std::unique_ptr<AnnouncedBatches> announced_;  // from setup to teardown
+  StepPtr waiting_step_;                         // a training_step that waits for its backward
   Window window_;
 
   std::atomic<uint64_t> num_micro_batches_{0};  // copies for status, which any thread may ask for

@@ -27,34 +27,44 @@ double rows_of_own_share(const stg_value& share) {
 
 }  // namespace
 
-Engine::StepPtr Engine::begin_step(StepArgs args, uint32_t stage, uint64_t context_flags) {
-  if (args.announced != 0) throw not_found("there is no announced batch with the ticket ", args.announced);
-  auto step = std::make_shared<Step>();
-  // A graph reads its batch until backward, and a model may keep a tensor of it, or write to it: none of that in the host's memory.
-  if (args.batch.borrowed()) args.batch = copy_tree(args.batch.root());
+// The model's own split, on the root's replica.
+Shares Engine::split_by_model(Tree batch, const stg_model& table) {
   ReplicaSlot& root = training_->replicas.root();
-  const stg_model& table = root.model().model().table();
-  if (table.split != nullptr) {
-    std::vector<stg_tree> filled(options_.devices.size());
-    uint64_t num_filled = 0;
-    root.guarded("split", [&] {
-      check(table.split(root.model().model().self(), root.model().get(), args.batch.argument(), filled.size(), filled.data(),
-                        &num_filled));
-      // All of them are owned before any is looked at.
-      std::vector<Tree> shares;
-      for (const stg_tree& tree : filled) shares.emplace_back(tree);
-      if (num_filled == 0 || num_filled > filled.size()) {
-        throw invalid_argument("the model's split filled ", num_filled, " shares; 1 to ", filled.size(), " are possible");
-      }
-      for (uint64_t i = 0; i < num_filled; ++i) {
-        validate(shares[i].root(), concat("share ", i));
-        step->shares.num_rows.push_back(rows_of_own_share(shares[i].root()));
-        step->shares.trees.push_back(cast_floating(std::move(shares[i]), options_.floating_dtype));
-      }
-    });
+  Shares shares;
+  std::vector<stg_tree> filled(options_.devices.size());
+  uint64_t num_filled = 0;
+  root.guarded("split", [&] {
+    check(table.split(root.model().model().self(), root.model().get(), batch.argument(), filled.size(), filled.data(),
+                      &num_filled));
+    // All of them are owned before any is looked at.
+    std::vector<Tree> trees;
+    for (const stg_tree& tree : filled) trees.emplace_back(tree);
+    if (num_filled == 0 || num_filled > filled.size()) {
+      throw invalid_argument("the model's split filled ", num_filled, " shares; 1 to ", filled.size(), " are possible");
+    }
+    for (uint64_t i = 0; i < num_filled; ++i) {
+      validate(trees[i].root(), concat("share ", i));
+      shares.num_rows.push_back(rows_of_own_share(trees[i].root()));
+      shares.trees.push_back(cast_floating(std::move(trees[i]), options_.floating_dtype));
+    }
+  });
+  return shares;
+}
+
+Shares Engine::split(Tree batch) {
+  // A graph reads its batch until backward, and a model may keep a tensor of it, or write to it: none of that in the host's memory.
+  if (batch.borrowed()) batch = copy_tree(batch.root());
+  const stg_model& table = training_->replicas.root().model().model().table();
+  return table.split != nullptr ? split_by_model(std::move(batch), table) : split_batch(std::move(batch), split_options());
+}
+
+Engine::StepPtr Engine::begin_step(StepArgs args, uint32_t stage, uint64_t context_flags) {
+  auto step = std::make_shared<Step>();
+  if (args.announced != 0) {
+    AnnouncedBatches::Taken taken = announced_->take(args.announced, {stage, args.dataloader_index});
+    step->shares = taken.shares ? std::move(*taken.shares) : split(std::move(taken.batch));
   } else {
-    step->shares =
-        split_batch(std::move(args.batch), {options_.devices.size(), options_.split_in_chunks, options_.floating_dtype});
+    step->shares = split(std::move(args.batch));
   }
   if (stage == STG_STAGE_FIT && step->shares.has_rows && step->shares.num_rows[0] == 0) {
     throw invalid_argument("the batch has no rows; training needs at least one");

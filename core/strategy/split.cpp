@@ -83,17 +83,23 @@ std::vector<int64_t> share_sizes(int64_t num_rows, uint64_t num_replicas, bool i
 }
 
 Shares split_batch(Tree batch, const SplitOptions& options) {
+  if (options.num_replicas != 1 || options.floating_dtype.bits != 0 || batch.borrowed())
+    return split_batch(std::make_shared<const Tree>(std::move(batch)), options);
   check_on_cpu(batch.root());
   const std::optional<int64_t> rows = batch_rows(batch.root());
   Shares shares;
   shares.has_rows = rows.has_value();
-  if (options.num_replicas == 1 && options.floating_dtype.bits == 0 && !batch.borrowed()) {
-    shares.trees.push_back(std::move(batch));
-    shares.num_rows.push_back(rows ? static_cast<double>(*rows) : 1.0);
-    return shares;
-  }
-  // A borrowed batch is viewed; a moved one lives in the shares' tensors.
-  const auto parent = std::make_shared<const Tree>(std::move(batch));
+  shares.trees.push_back(std::move(batch));
+  shares.num_rows.push_back(rows ? static_cast<double>(*rows) : 1.0);
+  return shares;
+}
+
+// A borrowed batch is viewed; a moved one lives in the shares' tensors.
+Shares split_batch(const std::shared_ptr<const Tree>& parent, const SplitOptions& options) {
+  check_on_cpu(parent->root());
+  const std::optional<int64_t> rows = batch_rows(parent->root());
+  Shares shares;
+  shares.has_rows = rows.has_value();
   const auto add = [&](int64_t begin, int64_t num_rows) {
     shares.trees.push_back(make_tree(ShareBuilder(parent, begin, num_rows, options.floating_dtype).build(parent->root())));
     shares.num_rows.push_back(num_rows < 0 ? 1.0 : static_cast<double>(num_rows));

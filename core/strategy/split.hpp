@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -29,6 +30,8 @@ std::vector<int64_t> share_sizes(int64_t num_rows, uint64_t num_replicas, bool i
 
 /// Shares of a borrowed batch view its memory: they must be gone before the call ends.
 Shares split_batch(Tree batch, const SplitOptions& options);
+/// Shares of a batch that is kept by who needs it.
+Shares split_batch(const std::shared_ptr<const Tree>& batch, const SplitOptions& options);
 
 /// Every floating leaf in `dtype`, copied where it has another one; other leaves as they are.
 Tree cast_floating(Tree tree, stg_dtype dtype);

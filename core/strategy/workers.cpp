@@ -60,7 +60,7 @@ size_t num_usable_cores() {
   return static_cast<size_t>(std::max(1, CPU_COUNT(&set)));
 }
 
-// The host's signals are for the host's threads: those started while this lives begin with all blocked.
+// Threads that are started while this lives begin with all signals blocked.
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -77,6 +77,13 @@ class BlockedSignals {
 };
 
 }  // namespace
+
+std::thread start_thread(const std::string& name, std::function<void()> body) {
+  const BlockedSignals blocked;
+  std::thread thread(std::move(body));
+  pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
+  return thread;
+}
 
 struct Workers::Job {
   Job(std::vector<Phase> list, size_t num_workers)
@@ -114,11 +121,9 @@ Workers::Workers(Options options) : options_(std::move(options)) {
   // Spinning pays only where every worker can have a core.
   num_spins_ = options_.num_workers <= num_usable_cores() ? 2000 : 0;
   if (options_.on_caller_thread) return;
-  const BlockedSignals blocked;
   try {
     for (size_t worker = 1; worker < options_.num_workers; ++worker) {
-      threads_.emplace_back([this, worker] { work(worker); });
-      pthread_setname_np(threads_.back().native_handle(), concat("replica-", worker).substr(0, 15).c_str());
+      threads_.push_back(start_thread(concat("replica-", worker), [this, worker] { work(worker); }));
     }
   } catch (const std::system_error& error) {
     const size_t num_started = threads_.size();

@@ -22,12 +22,16 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "base/host.hpp"
 
 namespace stratagem {
+
+/// A thread of ours: the host's signals are for the host's threads, so all are blocked in it. At most 15 characters of the name are seen.
+std::thread start_thread(const std::string& name, std::function<void()> body);
 
 class Workers {
  public:

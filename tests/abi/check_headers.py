@@ -4,6 +4,7 @@
 
     check_headers.py rules FOLDER MORE.h...             the rules of docs/abi: sizes, types, tags, lifetimes, states
     check_headers.py compile FOLDER MORE.h... CC CXX... each header alone, in C99, C11, C++17, C++20, padding an error
+    check_headers.py states FOLDER PAGE.md              the page has the table of states.h, as Markdown
     check_headers.py self-test FOLDER MORE.h...         breaks a copy of the headers once per rule; each must be found
 
 It reads the headers as text, with the few forms that they are written in: a form that it does not understand is an error, so
@@ -24,7 +25,7 @@ ENUMERATION = re.compile(r"\bSTG_(STAGE|LOSS|CLIP|UPDATE|REDUCE|DECIDE|LOG|STATE
 ENUMERATION_NAMES = {"stage", "op", "mode", "level", "clip", "outcome", "loss_kind", "kind", "state", "decision", "train"}
 FORBIDDEN = r"\b(bool|_Bool|enum|long|short|size_t|ssize_t|ptrdiff_t|wchar_t|int|unsigned|signed|float|va_list|intptr_t|uintptr_t)\b"
 LIFETIME = re.compile(r"lifetime|lives? |borrowed|owned|moved|valid until", re.IGNORECASE)
-STATE_WORDS = {"created": 1, "fit": 2, "evaluate": 4, "modelless": 8, "draining": 16, "live": 15, "all": 31}
+STATE_WORDS = {"created": 1, "fit": 2, "evaluate": 4, "modelless": 8, "draining": 16, "live": 15, "all": 31, "model": 6}
 MAX_STRUCT_SIZE_BYTES = 65536
 
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
@@ -320,10 +321,33 @@ def compile_alone(folder, more, compilers):
     return failures or not count
 
 
+def states_table(folder):
+    """The rows of states.h for people."""
+    rows = re.findall(r"^  X\((\w+), STG_THREAD_(\w+), (\w+)\)", (pathlib.Path(folder) / "states.h").read_text(), re.MULTILINE)
+    states = ["created", "fit", "evaluate", "modelless", "draining"]
+    yield "| function | who | " + " | ".join(states) + " |"
+    yield "|---" * (2 + len(states)) + "|"
+    for function, who, word in rows:
+        mask = STATE_WORDS[re.sub("^STG_STATES?_|_$", "", word).lower()]
+        marks = " | ".join("yes" if mask & STATE_WORDS[state] else " " for state in states)
+        yield f"| `{function}` | {who.lower()} | {marks} |"
+
+
+def states_differ(folder, page):
+    table = "\n".join(states_table(folder))
+    if table in pathlib.Path(page).read_text(encoding="utf-8"):
+        print(f"{page} has the table of states.h")
+        return False
+    print(f"{page} must have this table, which states.h gives:\n{table}")
+    return True
+
+
 def main(arguments):
-    if len(arguments) < 2 or arguments[0] not in ("rules", "compile", "self-test"):
+    if len(arguments) < 2 or arguments[0] not in ("rules", "compile", "states", "self-test"):
         print(__doc__)
         return 2
+    if arguments[0] == "states":
+        return 1 if states_differ(*arguments[1:]) else 0
     more = [a for a in arguments[2:] if a.endswith(".h")]
     if arguments[0] == "compile":
         return 1 if compile_alone(arguments[1], more, [a for a in arguments[2:] if a not in more]) else 0

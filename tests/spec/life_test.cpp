@@ -4,6 +4,7 @@
 #include <chrono>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <thread>
 
 #include "spec/instance.hpp"
@@ -46,13 +47,37 @@ bool num_threads_becomes(size_t expected) {
 
 }  // namespace
 
-TEST_CASE("the first listed device is the root, and order matters") {
-  Instance instance("data_parallel", R"({"devices": [2, 0, 1]})");
-  CHECK(device_indices(instance) == std::vector<int32_t>{2, 0, 1});
-  stg_ranks ranks = sized<stg_ranks>();
-  check(instance.api.ranks(instance.self, &ranks));
-  CHECK(ranks.global_rank == 0);
-  CHECK(ranks.world_size == 1);
+TEST_CASE("device list [2,0,1]: root is the first entry, device 2; ranks 0, world size 1") {
+  std::mutex mutex;
+  std::map<int32_t, int32_t> device_of_replica;
+  const auto model = linear_model();
+  const auto step = model->on_step;
+  model->on_step = [&, step](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
+    const std::lock_guard lock(mutex);
+    device_of_replica[context.replica] = context.device.index;
+    if (replica.args.device.index != context.device.index) throw internal("a replica's device changed");
+    return step(replica, context, batch);
+  };
+  for (const std::string strategy : {"single_device", "data_parallel"}) {
+    device_of_replica.clear();
+    Instance instance(strategy, R"({"devices": [2, 0, 1], "optimizer": {"name": "sgd"}})");
+    const bool is_single = strategy == "single_device";
+    CHECK(device_indices(instance) == (is_single ? std::vector<int32_t>{2} : std::vector<int32_t>{2, 0, 1}));
+    for (const bool is_set_up : {false, true}) {
+      if (is_set_up) instance.setup(*model);
+      stg_ranks ranks = sized<stg_ranks>();
+      ranks.global_rank = ranks.local_rank = ranks.node_rank = ranks.world_size = 9;
+      check(instance.api.ranks(instance.self, &ranks));
+      CHECK(ranks.global_rank == 0);
+      CHECK(ranks.local_rank == 0);
+      CHECK(ranks.node_rank == 0);
+      CHECK(ranks.world_size == 1);
+    }
+    instance.train(batch_of({1, 1, 1}));
+    CHECK(device_of_replica.at(0) == 2);
+    CHECK(device_of_replica.size() == (is_single ? 1 : 3));
+    if (!is_single) CHECK(device_of_replica == std::map<int32_t, int32_t>{{0, 2}, {1, 0}, {2, 1}});
+  }
 }
 
 TEST_CASE("devices may be a count or auto") {
@@ -220,28 +245,4 @@ TEST_CASE("models that can't be trained here are refused at setup, naming the pa
     return original(self, &ignoring, out);
   };
   CHECK_THAT(refused(*single, R"({"devices": 1, "precision": "64-true"})"), Contains("weight") && Contains("float64"));
-}
-
-TEST_CASE("batch_to_device keeps structure and identity, a borrowed batch is copied") {
-  const auto model = linear_model();
-  for (const std::string strategy : {"single_device", "data_parallel"}) {
-    Instance instance(strategy, R"({"devices": 1, "optimizer": {"name": "sgd"}})");
-    instance.setup(*model);
-    const auto to_device = [&](stg_tree* batch, stg_device device) {
-      stg_transfer_args args = sized<stg_transfer_args>();
-      args.batch = batch;
-      args.device = device;
-      stg_tree out{};
-      check(instance.api.batch_to_device(instance.self, nullptr, &args, &out));
-      return Tree{out};
-    };
-    Tree batch = batch_of({1, 2});
-    const void* memory = find(batch.root(), "x")->as.tensor->view.data;
-    const Tree copied = to_device(Tree::view(batch.root()).argument(), no_device);
-    CHECK(find(copied.root(), "x")->as.tensor->view.data != memory);
-    const Tree moved = to_device(batch.argument(), {STG_DEVICE_CPU, 0});
-    CHECK(find(moved.root(), "x")->as.tensor->view.data == memory);
-    CHECK_THAT(error_of([&] { to_device(batch_of({1}).argument(), {STG_DEVICE_CPU, 7}); }).message, Catch::Contains("cpu:7"));
-    CHECK(error_of([&] { to_device(batch_of({1}).argument(), {STG_DEVICE_CUDA, 0}); }).code == STG_UNIMPLEMENTED);
-  }
 }

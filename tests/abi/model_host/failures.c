@@ -171,17 +171,6 @@ static void order_is_checked(void) {
   close_session(&s);
 }
 
-static void a_callback_must_not_call_in(void) {
-  session s;
-  batch b;
-  if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
-  make_batch(&b, 6, 1);
-  s.model.call_back = s.strategy; /* the model counts a complaint if it is not refused */
-  SUCCEEDS(train_on(&s, &b, LR));
-  s.model.call_back = NULL;
-  close_session(&s);
-}
-
 /* ---- time ---- */
 
 static void check_time_error(session* s, stg_error* error) {
@@ -284,7 +273,6 @@ const test failure_tests[] = {
     {"a batch of no rows is an error in training and runs on the root in evaluation", no_rows},
     {"a cycle, an unknown type and a null tensor are refused", trees_that_can_not_be},
     {"steps out of order are refused, and a second forward drops the first's graphs", order_is_checked},
-    {"a call from inside a callback is refused, and the batch goes on", a_callback_must_not_call_in},
     {"a deadline that passes in a replica ends the call, usable or draining", a_deadline_ends_the_call},
     {"a cancel flag ends the call", a_cancel_flag_ends_the_call},
     {"an abort from another thread leaves only destroy", an_abort_ends_the_instance},

@@ -32,7 +32,8 @@ typedef struct mlp {
   int no_deleters;        /* gradients are in the replica's own memory and their deleter is null */
   int only_caller;        /* complain when called on another thread than `caller` */
   pthread_t caller;
-  stg_strategy* call_back; /* null: none; its barrier is called from inside a step and must be refused */
+  void (*inside)(void* context); /* null: none; called from inside the step of the last replica */
+  void* inside_context;
   stg_strategy* destroys;  /* null: none; destroyed from inside the step of the last replica, which must do nothing */
   stg_strategy* aborts;    /* null: none; aborted ... */
   int abort_in;            /* ... in MLP_IN_* */
@@ -41,7 +42,7 @@ typedef struct mlp {
   int64_t num_references;
   int64_t num_replicas;
   int64_t num_graphs;
-  int64_t num_complaints; /* wrong thread, a call back that was not refused, a batch that was not moved */
+  int64_t num_complaints; /* wrong thread, a batch that was not moved */
   int64_t num_steps;
   int64_t num_told_changed;
   int64_t dataloader_index; /* that `transfer` was last told */

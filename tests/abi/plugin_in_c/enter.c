@@ -23,11 +23,11 @@ static const char* state_name(uint32_t state) {
     case STG_STATE_CREATED:
       return "created (setup was not called, or teardown was)";
     case STG_STATE_FIT:
-      return "set up for fit";
+      return "set up for fit; teardown comes before another setup";
     case STG_STATE_EVALUATE:
-      return "set up for evaluation";
+      return "set up for evaluation; teardown comes before another setup";
     case STG_STATE_MODELLESS:
-      return "set up without a model";
+      return "set up without a model; teardown comes before another setup";
     default:
       return "draining: only abort and destroy are left";
   }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every function in every state, from the table in states.h: illegal calls are failed_precondition, legal ones anything else. And
- * the child of a fork, in which none is legal.
+ * Every function in every state, from the table in states.h: illegal calls are failed_precondition, legal ones anything else. The same
+ * while a call runs, from inside its callbacks and from another thread. And the child of a fork, in which none is legal.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -231,32 +231,188 @@ static int enter_state(session* s, uint32_t state) {
   return 1;
 }
 
-static void every_function_in_every_state(void) {
-  for (uint32_t state = STG_STATE_CREATED; state <= STG_STATE_DRAINING; state *= 2) {
+/* A state's name in an error, and what its way out has in it. */
+static const struct {
+  uint32_t state;
+  const char *name, *way_out;
+} state_texts[] = {
+    {STG_STATE_CREATED, "created", "setup"},
+    {STG_STATE_FIT, "set up for fit", "teardown"},
+    {STG_STATE_EVALUATE, "set up for evaluation", "teardown"},
+    {STG_STATE_MODELLESS, "set up without a model", "teardown"},
+    {STG_STATE_DRAINING, "draining", "destroy"},
+};
+#define NUM_STATES (sizeof state_texts / sizeof *state_texts)
+
+static int has_answer(int which) { return which != CALL_destroy && which != CALL_abort && is_present(which); }
+
+/* A function that a strategy may lack; the error is released. */
+static int succeeds_or_lacks(stg_error* error, const char* name) {
+  if (error == NULL) return 1;
+  FAILS(error, STG_UNIMPLEMENTED, name);
+  return 0;
+}
+
+/* What can be seen of an instance: its status, and the weights where there is a model. */
+typedef struct picture {
+  stg_status status;
+  weights weights;
+} picture;
+
+static void take_picture(const session* s, picture* out) {
+  stg_model_description description;
+  memset(&description, 0, sizeof description);
+  description.struct_size = sizeof description;
+  memset(out, 0, sizeof *out);
+  out->status.struct_size = sizeof out->status;
+  SUCCEEDS(the_host.api->status(s->strategy, &out->status));
+  if ((out->status.state & STG_STATES_MODEL_) == 0) return;
+  if (succeeds_or_lacks(the_host.api->describe_parameters(s->strategy, &description), "describe_parameters"))
+    read_weights_of(s, &out->weights);
+}
+
+/* A call that the table forbids: an error of this code that has `name` and `way_out` in it, after which nothing is different. */
+static void check_refused(int which, session* s, const char* name, const char* way_out, uint32_t flags) {
+  stg_error* error = call(which, s);
+  if (!CHECK_THAT(error != NULL, "%s is refused: %s", functions[which].name, name)) return;
+  /* A function that a strategy lacks may say so in any state. */
+  if (error->code != STG_UNIMPLEMENTED) {
+    CHECK_THAT(error->code == STG_FAILED_PRECONDITION, "%s, %s: code %u", functions[which].name, name, error->code);
+    CHECK_THAT(
+        text_has(error->message, functions[which].name) && text_has(error->message, name) && text_has(error->message, way_out),
+        "%s names itself, \"%s\" and \"%s\": %.*s", functions[which].name, name, way_out, (int)error->message.size_bytes,
+        error->message.data);
+    CHECK_THAT((error->flags & flags) == flags, "%s, %s: flags %u", functions[which].name, name, error->flags);
+  }
+  error->release(error);
+}
+
+static void check_all_refused(session* s, uint32_t state) {
+  picture before, after;
+  uint64_t t = 0;
+  while (state_texts[t].state != state) ++t;
+  take_picture(s, &before);
+  CHECK_THAT(before.status.state == state, "the state is %u, not %u", state, before.status.state);
+  for (int which = 0; which < NUM_FUNCTIONS; ++which) {
+    if (!has_answer(which) || (functions[which].states & state) != 0) continue;
+    check_refused(which, s, state_texts[t].name, state_texts[t].way_out,
+                  state == STG_STATE_DRAINING ? STG_ERROR_INSTANCE_DRAINING : 0);
+    take_picture(s, &after);
+    CHECK_THAT(memcmp(&before, &after, sizeof before) == 0, "%s changed something: it is %s", functions[which].name,
+               state_texts[t].name);
+  }
+}
+
+static void illegal_calls_change_nothing(void) {
+  for (uint64_t t = 0; t < NUM_STATES; ++t) {
+    session s;
+    batch b;
+    stg_step_result result;
+    if (!enter_state(&s, state_texts[t].state)) continue;
+    if (state_texts[t].state == STG_STATE_FIT) { /* an update, a micro-batch and a graph, which are not to be lost */
+      make_batch(&b, 6, 1);
+      SUCCEEDS(train_on(&s, &b, 0.1));
+      for (int i = 0; i < 2; ++i) {
+        stg_tree tree = batch_tree(&b, 0);
+        if (SUCCEEDS(training_step(&s, &tree, &result))) release_tree(&result.outputs);
+        if (i == 0) SUCCEEDS(the_host.api->backward(s.strategy, NULL, 0));
+      }
+    }
+    check_all_refused(&s, state_texts[t].state);
+    close_session(&s);
+  }
+}
+
+static void legal_calls_are_taken(void) {
+  for (uint64_t t = 0; t < NUM_STATES; ++t) {
     for (int which = 0; which < NUM_FUNCTIONS; ++which) {
       session s;
-      stg_status status;
-      if (which == CALL_destroy || which == CALL_abort || !is_present(which)) continue; /* legal everywhere, and no answer */
-      if (!enter_state(&s, state)) continue;
-      memset(&status, 0, sizeof status);
-      status.struct_size = sizeof status;
-      SUCCEEDS(the_host.api->status(s.strategy, &status));
-      CHECK_THAT(status.state == state, "the state is %u, not %u", state, status.state);
+      if (!has_answer(which) || (functions[which].states & state_texts[t].state) == 0) continue;
+      if (!enter_state(&s, state_texts[t].state)) continue;
       stg_error* error = call(which, &s);
-      const uint32_t code = error == NULL ? STG_OK : error->code;
-      if ((functions[which].states & state) == 0) {
-        CHECK_THAT(code == STG_FAILED_PRECONDITION || code == STG_UNIMPLEMENTED, "%s is illegal in state %u: code %u",
-                   functions[which].name, state, code);
-      } else {
-        CHECK_THAT(code != STG_FAILED_PRECONDITION || needs_a_forward(which), "%s is legal in state %u: %.*s",
-                   functions[which].name, state, error == NULL ? 0 : (int)error->message.size_bytes,
-                   error == NULL ? "" : error->message.data);
-      }
+      CHECK_THAT(error == NULL || error->code != STG_FAILED_PRECONDITION || needs_a_forward(which), "%s is legal: %s, %.*s",
+                 functions[which].name, state_texts[t].name, error == NULL ? 0 : (int)error->message.size_bytes,
+                 error == NULL ? "" : error->message.data);
       if (error != NULL) error->release(error);
       close_session(&s);
     }
   }
 }
+
+/* The other way into it. A strategy that runs all on the calling thread has nobody to give up. */
+static void a_deadline_drains(void) {
+  session s;
+  batch b;
+  stg_step_result result;
+  stg_call until;
+  picture now;
+  if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
+  make_batch(&b, 6, 1);
+  memset(&until, 0, sizeof until);
+  until.struct_size = sizeof until;
+  until.deadline_ns = clock_ns() + 20000000u;
+  s.model.slow_replica = (int32_t)the_host.num_devices - 1;
+  stg_tree tree = batch_tree(&b, 0);
+  stg_error* error = train_batch(&s, &until, &tree, 0.1, STG_BATCH_LAST_MICRO_BATCH, &result, NULL);
+  if (error == NULL) release_tree(&result.outputs);
+  if (error != NULL) error->release(error);
+  take_picture(&s, &now);
+  if (now.status.state == STG_STATE_DRAINING) check_all_refused(&s, STG_STATE_DRAINING);
+  close_session(&s);
+}
+
+/* ---- who calls ---- */
+
+static void call_all(session* s, const char* part) {
+  for (int which = 0; which < NUM_FUNCTIONS; ++which) {
+    if (!has_answer(which)) continue;
+    if (functions[which].who == STG_THREAD_ANY) {
+      SUCCEEDS(call(which, s));
+    } else {
+      check_refused(which, s, part, "one c", 0); /* one call, or one caller, at a time */
+    }
+  }
+}
+
+static void call_all_from_inside(void* s) { call_all(s, "callback"); }
+
+static void* run_other_thread(void* s) {
+  call_all(s, "another");
+  return NULL;
+}
+
+static void call_all_from_another_thread(void* s) {
+  pthread_t thread;
+  if (CHECK(pthread_create(&thread, NULL, run_other_thread, s) == 0)) pthread_join(thread, NULL);
+}
+
+static void only_queries_while_a_call_runs(void (*inside)(void*)) {
+  for (int evaluates = 0; evaluates < 2; ++evaluates) {
+    session s, same;
+    batch b;
+    stg_step_result result;
+    picture one, other;
+    if (!open_session(&s, 0, 0, STG_STAGE_FIT) || !open_session(&same, 0, 0, STG_STAGE_FIT)) return;
+    make_batch(&b, 6, 1);
+    s.model.inside = inside;
+    s.model.inside_context = &s;
+    stg_tree tree = batch_tree(&b, 0);
+    if (evaluates) {
+      if (succeeds_or_lacks(validation_step(&s, &tree, &result), "validation_step")) release_tree(&result.outputs);
+    } else if (SUCCEEDS(train_batch(&s, NULL, &tree, 0.1, STG_BATCH_LAST_MICRO_BATCH, &result, NULL))) {
+      release_tree(&result.outputs);
+      SUCCEEDS(train_on(&same, &b, 0.1));
+    }
+    take_picture(&s, &one);
+    take_picture(&same, &other);
+    CHECK_THAT(memcmp(&one, &other, sizeof one) == 0, "a step that was called into ends as any other: evaluates %d", evaluates);
+    close_session(&s);
+    close_session(&same);
+  }
+}
+
+static void a_callback_must_not_call_in(void) { only_queries_while_a_call_runs(call_all_from_inside); }
+static void another_thread_must_not_call_in(void) { only_queries_while_a_call_runs(call_all_from_another_thread); }
 
 /* ---- fork ---- */
 
@@ -298,7 +454,11 @@ static void a_fork_is_refused(void) {
 }
 
 const test state_tests[] = {
-    {"every function in every state is legal or refused as states.h says", every_function_in_every_state},
+    {"a function that states.h allows in a state is taken there", legal_calls_are_taken},
+    {"one that it forbids names itself, the state and the way out, and changes nothing", illegal_calls_change_nothing},
+    {"an instance that a deadline has left draining refuses the same as an aborted one", a_deadline_drains},
+    {"from inside a callback an instance takes only queries, and the call goes on", a_callback_must_not_call_in},
+    {"so it does from another thread while a call runs", another_thread_must_not_call_in},
     {"the child of a fork gets failed_precondition, from create too, and the parent goes on", a_fork_is_refused},
 };
 const uint64_t num_state_tests = sizeof state_tests / sizeof *state_tests;
