@@ -47,7 +47,7 @@ bool num_threads_becomes(size_t expected) {
 
 }  // namespace
 
-TEST_CASE("device list [2,0,1]: root is the first entry, device 2; ranks 0, world size 1") {
+TEST_CASE("device list [2,0,1]: root is the first entry, device 2, ranks 0, world size 1") {
   std::mutex mutex;
   std::map<int32_t, int32_t> device_of_replica;
   const auto model = linear_model();

@@ -193,7 +193,7 @@ TEST_CASE("broadcast, all_gather and to_host give back the same object, broadcas
   }
 }
 
-TEST_CASE("reduce_boolean_decision gives back its input, for all and any; other decisions and modes are refused") {
+TEST_CASE("reduce_boolean_decision gives back its input, for all and any, and other decisions and modes are refused") {
   for (const std::string strategy : strategies) {
     Instance instance(strategy, config_of(strategy));
     const auto decide = [&](uint32_t decision, uint32_t mode) {
