@@ -49,6 +49,10 @@ def buffers_of(module):
     return {name: buffer.clone() for name, buffer in module.named_buffers()}
 
 
+def is_finite(gradients):
+    return all(gradient.isfinite().all() for gradient in gradients.values())
+
+
 def autocast(dtype):
     return contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
 
@@ -90,7 +94,9 @@ def train(case, module, batches, optimizer, num_shares=1):
         yield {name: tensor.clone() for name, tensor in module.state_dict().items()}
         total, _ = gradients_of(case, module, batch, num_shares)
         for name, parameter in module.named_parameters():
-            parameter.grad = total[name].to(parameter.dtype) if name in total else None
+            if parameter.grad is not None:
+                gradient = total[name].to(parameter.dtype)
+                parameter.grad = gradient.to_sparse(1) if parameter.grad.is_sparse else gradient
         optimizer.step()
 
 

@@ -81,17 +81,44 @@ class Results {
   std::vector<std::pair<std::string, TensorPtr>> tensors_;
 };
 
-void run_step(Instance& instance, const Steps& steps, int step, Results& results) {
+// What a step starts from: the reference's weights, the scale as it is, and the given random numbers.
+Tree state_of(const Steps& steps, int step, Value scaler, const List& generators) {
   Dict state;
   state.emplace_back("format", int64_t{STG_STATE_FORMAT});
   state.emplace_back("model", steps.read(step, "model"));
-  instance.import_state(make_tree(std::move(state)));
-  const test::StepOutcome outcome = instance.training_step(make_tree(steps.read(step, "batch")));
-  instance.backward(/*is_last=*/true);
-  const stg_value& outputs = outcome.outputs.root();
-  results.add(concat(step, "/loss"), copy_tensor((outputs.type == STG_DICT ? *find(outputs, "loss") : outputs).as.tensor->view));
-  results.add_all(concat(step, "/gradients/"), instance.gradients().root());
-  results.add_all(concat(step, "/model/"), *find(instance.export_state().root(), "model"));
+  state.emplace_back("scaler", std::move(scaler));
+  List again;
+  for (const Value& generator : generators) again.emplace_back(std::get<Bytes>(generator.data));
+  state.emplace_back("generators", std::move(again));
+  return make_tree(std::move(state));
+}
+
+Value take_entry(Tree state, std::string_view key) {
+  Value value = take(std::move(state));
+  for (auto& [name, entry] : std::get<Dict>(value.data)) {
+    if (name == key) return std::move(entry);
+  }
+  return {};
+}
+
+void run_step(Instance& instance, const Steps& steps, int step, Results& results) {
+  const Value generators = take_entry(instance.export_state(), "generators");
+  for (int attempt = 0;; ++attempt) {
+    instance.import_state(state_of(steps, step, take_entry(instance.export_state(), "scaler"), std::get<List>(generators.data)));
+    const test::StepOutcome outcome = instance.training_step(make_tree(steps.read(step, "batch")));
+    instance.backward(/*is_last=*/true);
+    try {
+      results.add_all(concat(step, "/gradients/"), instance.gradients().root());
+    } catch (const Error& error) {
+      if (error.code != STG_OUT_OF_RANGE || attempt == 24) throw;
+      continue;  // an overflow: the scale is lower now
+    }
+    const stg_value& outputs = outcome.outputs.root();
+    const stg_value& loss = outputs.type == STG_DICT ? *find(outputs, "loss") : outputs;
+    results.add(concat(step, "/loss"), copy_tensor(loss.as.tensor->view));
+    results.add_all(concat(step, "/model/"), *find(instance.export_state().root(), "model"));
+    return;
+  }
 }
 
 }  // namespace
