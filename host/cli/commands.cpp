@@ -126,6 +126,12 @@ std::string summary(const Json& result) {
   if (result.contains("predictions") && result["predictions"].is_string())
     text += "\npredictions " + result["predictions"].get<std::string>() + " " + result["arrays"].dump();
   if (result["checkpoint"].is_string()) text += "\ncheckpoint  " + result["checkpoint"].get<std::string>();
+  if (const Json best = result.value("best", Json()); best.is_object()) {
+    text += "\nbest        " + best["checkpoint"].get<std::string>() + " (" + best["monitor"].get<std::string>() + " " +
+            number(best["value"]) + ")";
+  }
+  if (const Json reason = result.value("ended_by", Json()); reason.is_string())
+    text += "\nended by    " + reason.get<std::string>();
   return text;
 }
 

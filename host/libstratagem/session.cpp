@@ -138,10 +138,38 @@ void Session::read_data() {
     if (config) data.emplace(*config);
   };
   if (command_ == Command::fit) load(config_.train, train_);
-  load(command_ == Command::test      ? config_.test
-       : command_ == Command::predict ? config_.predict
-                                      : config_.validation,
-       evaluation_);
+  if (!config_.trainer.overfits) load(evaluation_config(), evaluation_);
+  check_limits();
+}
+
+const std::optional<DatasetConfig>& Session::evaluation_config() const {
+  if (command_ == Command::test) return config_.test;
+  return command_ == Command::predict ? config_.predict : config_.validation;
+}
+
+const BatchLimit& Session::evaluation_limit() const {
+  const TrainerConfig& trainer = config_.trainer;
+  if (command_ == Command::test) return trainer.limit_test_batches;
+  return command_ == Command::predict ? trainer.limit_predict_batches : trainer.limit_val_batches;
+}
+
+EvaluationData Session::evaluation_data() const { return {*evaluation_, *evaluation_config(), evaluation_limit()}; }
+
+void Session::check_limits() const {
+  const auto check = [](const char* key, const BatchLimit& limit, const std::optional<Dataset>& data, const auto& config) {
+    if (!data) return;
+    const int64_t all = num_batches(data->num_samples(), config->batch_size);
+    if (limit.of(all) == 0) {
+      throw invalid_argument("/trainer/", key, ": ", shown(limit.share), " of ", all, all == 1 ? " batch" : " batches",
+                             " is less than one batch; raise it, or give a whole number of batches");
+    }
+  };
+  const TrainerConfig& trainer = config_.trainer;
+  check(trainer.overfits ? "overfit_batches" : "limit_train_batches", trainer.limit_train_batches, train_, config_.train);
+  check(command_ == Command::test      ? "limit_test_batches"
+        : command_ == Command::predict ? "limit_predict_batches"
+                                       : "limit_val_batches",
+        evaluation_limit(), evaluation_, evaluation_config());
 }
 
 void Session::create_strategy() {
@@ -241,16 +269,28 @@ Json Session::run() {
 }
 
 Json Session::fit() {
-  FitLoop loop(config_, *strategy_, *train_, evaluation_ ? &*evaluation_ : nullptr, resume_, events_);
+  const Dataset* validation = evaluation_ ? &*evaluation_ : nullptr;
+  if (config_.trainer.overfits && config_.validation) validation = &*train_;
+  FitLoop loop(config_, *strategy_, *train_, validation, resume_, events_);
   const FitResult fit = loop.run();
+  const auto text_or_null = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
   Json result = {{"steps", fit.steps},
                  {"epochs", fit.epochs},
+                 {"skipped_updates", fit.skipped_updates},
                  {"train_loss", fit.train_loss},
                  {"validation", fit.validation},
                  {"seconds", fit.seconds},
                  {"step_ms_median", fit.step_ms_median},
                  {"checkpoint", fit.checkpoint ? Json(fit.checkpoint->string()) : Json(nullptr)},
+                 {"best", nullptr},
+                 {"ended_by", text_or_null(fit.ended_by)},
                  {"interrupted", fit.interrupted}};
+  if (fit.best) {
+    result["best"] = {{"checkpoint", fit.best->checkpoint.string()},
+                      {"step", fit.best->ranked.step},
+                      {"monitor", fit.best->monitor},
+                      {"value", fit.best->ranked.value}};
+  }
   if (!fit.nothing_to_do.empty()) {
     result["nothing_to_do"] = fit.nothing_to_do;
     log(STG_LOG_INFO, concat("nothing to do: ", fit.nothing_to_do));
@@ -271,8 +311,7 @@ bool Session::go_on(int64_t num_done, int64_t num_batches) const {
 
 Json Session::evaluate_once() {
   const bool test = command_ == Command::test;
-  const int64_t batch_size = test ? config_.test->batch_size : config_.validation->batch_size;
-  const Evaluation evaluation = evaluate(*strategy_, *evaluation_, batch_size, stage_of(command_), 0,
+  const Evaluation evaluation = evaluate(*strategy_, evaluation_data(), stage_of(command_), 0,
                                          [this](int64_t num_done, int64_t num_batches) { return go_on(num_done, num_batches); });
   return {{test ? "test" : "validation", evaluation.metrics},
           {"checkpoint", checkpoint_.empty() ? Json(nullptr) : Json(checkpoint_.string())},
@@ -283,8 +322,8 @@ Json Session::evaluate_once() {
 Json Session::predict_once() {
   Predictions predictions;
   const bool stopped = predict(
-      *strategy_, *evaluation_, config_.predict->batch_size,
-      [this](int64_t num_done, int64_t num_batches) { return go_on(num_done, num_batches); }, predictions);
+      *strategy_, evaluation_data(), [this](int64_t num_done, int64_t num_batches) { return go_on(num_done, num_batches); },
+      predictions);
   if (!stopped) predictions.write(output_);
   return {{"predictions", stopped ? Json(nullptr) : Json(output_.string())},
           {"arrays", predictions.shapes()},

@@ -50,6 +50,11 @@ class Session {
  private:
   void load_plugins(const ConfigText& text);
   void read_data();
+  void check_limits() const;
+  /// Of the data set that the command evaluates; fit validates.
+  const std::optional<DatasetConfig>& evaluation_config() const;
+  const BatchLimit& evaluation_limit() const;
+  EvaluationData evaluation_data() const;
   void create_strategy();
   void load_checkpoint(const std::string& given);
   Json load_first_whole(const std::vector<std::filesystem::path>& candidates);

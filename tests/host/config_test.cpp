@@ -73,7 +73,43 @@ TEST_CASE("A wrong value is answered with its pointer, itself, and what is wante
       {"trainer.max_steps=0", "/trainer/max_steps: 0 is not allowed; wanted: -1 or a whole number, at least 1\n"},
       {"trainer.max_steps=1e3", "/trainer/max_steps: 1000.0 is not allowed; wanted: -1 or a whole number, at least 1\n"},
       {"trainer.max_epochs=-1",
-       "/trainer/max_epochs: -1 here and no /trainer/max_steps: training would never end; set one of them\n"},
+       "/trainer/max_epochs: -1 here, and neither /trainer/max_steps nor /trainer/max_time: training would never end; set one of "
+       "them\n"},
+      {"trainer.max_time=0",
+       "/trainer/max_time: 0 is not allowed; wanted: a number, above 0 or a text, matching "
+       "\"^[0-9]{1,6}:[0-9]{2}:[0-9]{2}:[0-9]{2}$\"\n"},
+      {"trainer.max_time=1:30:00",
+       "/trainer/max_time: \"1:30:00\" is not allowed; wanted: a number, above 0 or a text, matching "
+       "\"^[0-9]{1,6}:[0-9]{2}:[0-9]{2}:[0-9]{2}$\"\n"},
+      {"trainer.max_time=00:00:00:00", "/trainer/max_time: \"00:00:00:00\" is no time at all; leave it out to have no limit\n"},
+      {"trainer.val_check_interval=0.25",
+       "/trainer/val_check_interval: 0.25 is not allowed; wanted: a whole number, at least 1\n"},
+      {"trainer={\"val_check_interval\":5,\"check_val_every_n_epoch\":2}",
+       "/trainer/check_val_every_n_epoch: validation is counted in epochs by this, in updates by /trainer/val_check_interval; "
+       "give "
+       "one of them\n"},
+      {"trainer.num_sanity_val_steps=-2",
+       "/trainer/num_sanity_val_steps: -2 is not allowed; wanted: -1 or a whole number, at least 0\n"},
+      {"trainer.limit_train_batches=0",
+       "/trainer/limit_train_batches: 0 is not allowed; wanted: a whole number, at least 1 or a number, above 0, at most 1\n"},
+      {"trainer.limit_val_batches=1.5",
+       "/trainer/limit_val_batches: 1.5 is not allowed; wanted: a whole number, at least 1 or a number, above 0, at most 1\n"},
+      {"trainer.overfit_batches=\"3\"",
+       "/trainer/overfit_batches: \"3\" is not allowed; wanted: a whole number, at least 1 or a number, above 0, at most 1\n"},
+      {"trainer={\"overfit_batches\":1,\"limit_train_batches\":1}",
+       "/trainer/limit_train_batches: /trainer/overfit_batches says which batches are used; give one of them\n"},
+      {"early_stopping={}", "/early_stopping/monitor: this key, a text, is required\n"},
+      {"early_stopping.monitor=loss",
+       "/early_stopping/monitor: \"loss\" must be a metric of validation, and there is no /data/validation; without it "
+       "\"train_loss\" can be monitored\n"},
+      {"early_stopping={\"monitor\":\"train_loss\",\"patience\":0}",
+       "/early_stopping/patience: 0 is not allowed; wanted: a whole number, at least 1\n"},
+      {"early_stopping={\"monitor\":\"train_loss\",\"mode\":\"maximum\"}",
+       "/early_stopping/mode: \"maximum\" is not allowed; wanted: \"min\" or \"max\"\n"},
+      {"checkpoint={\"dir\":\"r\",\"save_top_k\":2}",
+       "/checkpoint/save_top_k: belongs to /checkpoint/monitor, which is not given\n"},
+      {"checkpoint={\"dir\":\"r\",\"monitor\":\"train_loss\",\"save_top_k\":0}",
+       "/checkpoint/save_top_k: 0 is not allowed; wanted: -1 or a whole number, at least 1\n"},
       {"strategy.devices=[0,-1]",
        "/strategy/devices: [0,-1] is not allowed; wanted: a whole number, at least 1, \"auto\" or a list (each: a whole number, "
        "at least "
@@ -106,10 +142,13 @@ TEST_CASE("A wrong value is answered with its pointer, itself, and what is wante
 TEST_CASE("An unknown key is answered with the nearest and the known ones") {
   CHECK(
       problems_with("optimzer.lr=1") ==
-      "/optimzer: unknown key; did you mean \"optimizer\"? Available: $schema, checkpoint, data, deterministic, metrics, model, "
-      "optimizer, plugin_path, precision, scheduler, seed, strategy, threads, trainer\n");
+      "/optimzer: unknown key; did you mean \"optimizer\"? Available: $schema, checkpoint, data, deterministic, early_stopping, "
+      "metrics, model, optimizer, plugin_path, precision, scheduler, seed, strategy, threads, trainer\n");
   CHECK(problems_with("strategy.device=2") ==
         "/strategy/device: unknown key; did you mean \"devices\"? Available: accelerator, devices, name, options, path\n");
+  CHECK(problems_with("early_stopping={\"monitor\":\"train_loss\",\"patient\":1}") ==
+        "/early_stopping/patient: unknown key; did you mean \"patience\"? Available: min_delta, mode, monitor, patience, "
+        "stopping_threshold\n");
   CHECK(problems_with("data.train.zzzzzzzzzzz=2") ==
         "/data/train/zzzzzzzzzzz: unknown key; Available: batch_size, format, inputs, limit, shuffle, targets\n");
 }
@@ -137,11 +176,39 @@ TEST_CASE("All that is wrong is told at once, each place once") {
   for (const std::string& place : places) CHECK(error.message == Contains{"\n  " + place + ": "});
 }
 
+TEST_CASE("A time is seconds, or days, hours, minutes and seconds") {
+  const Good good;
+  CHECK(good.read({"trainer.max_time=90.5"}).trainer.max_time_s == 90.5);
+  CHECK(good.read({"trainer.max_time=01:02:03:04"}).trainer.max_time_s == 86400 + 2 * 3600 + 3 * 60 + 4);
+  CHECK(good.read({"trainer.max_time=00:00:90:00"}).trainer.max_time_s == 5400);
+  CHECK(good.read({"trainer.max_time=90.5"}).trainer.max_epochs == no_limit);
+  CHECK(!good.read({"trainer.max_time=null"}).trainer.max_time_s);
+}
+
+TEST_CASE("Batches are a number, or with a decimal point a share") {
+  const Good good;
+  const auto limit = [&](const std::string& value) {
+    return good.read({"trainer.limit_train_batches=" + value}).trainer.limit_train_batches.of(10);
+  };
+  CHECK(limit("1") == 1);
+  CHECK(limit("1.0") == 10);
+  CHECK(limit("0.5") == 5);
+  CHECK(limit("1e-1") == 1);
+  CHECK(limit("null") == 10);
+}
+
 TEST_CASE("Null counts as absent, in the file and on the command line") {
   Good good;
   good.json["scheduler"] = nullptr;
   good.json["trainer"] = {{"max_steps", nullptr}, {"max_epochs", nullptr}};
-  const Config config = good.read({"seed=null"});
+  good.json["checkpoint"] = {{"dir", "run"}, {"monitor", nullptr}, {"save_top_k", nullptr}};
+  const Config config = good.read({"seed=null", "early_stopping=null", "trainer.val_check_interval=null",
+                                   "trainer.overfit_batches=null", "trainer.num_sanity_val_steps=null"});
+  CHECK(!config.early_stopping);
+  CHECK(!config.checkpoint->monitor);
+  CHECK(!config.trainer.val_check_interval);
+  CHECK(!config.trainer.overfits);
+  CHECK(config.trainer.num_sanity_val_steps == 2);
   CHECK(config.scheduler.name == "constant");
   CHECK(config.trainer.max_steps == no_limit);
   CHECK(config.trainer.max_epochs == 1);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The training loop through the command line, under both strategies, on a model whose every number is known.
+#include <cmath>
 #include <csignal>
 
 #include "run.hpp"
@@ -130,6 +131,33 @@ TEST_CASE("Fewer samples than the batch make one batch of what is there, none ar
   const Finished none = run.fit();
   CHECK(none.code == 2);
   CHECK(none.err == Contains{"no samples in " + (run.folder / "x.npy").string()});
+}
+
+TEST_CASE("A skipped update is no update: the schedule and the steps wait for the next, and the epoch's line counts it") {
+  Run run(any_strategy(), {3e38F, 1, 1, 1, 1});
+  run.config["data"]["validation"] = run.config["data"]["train"];
+  const std::vector<std::string> settings = {"precision=16-mixed", "trainer.log_every_n_steps=1", "optimizer.lr=0.4",
+                                             R"(scheduler={"name":"constant","warmup_steps":4})"};
+  const Finished fit = run.fit(settings);
+  INFO(fit.err);
+  REQUIRE(fit.code == 0);
+  CHECK(fit.json()["steps"] == 4);
+  CHECK(fit.json()["skipped_updates"] == 1);
+  CHECK(run.metrics("epoch").at(0)["skipped_updates"] == 1);
+  CHECK(run.values("fit", "loss_scale") == Doubles(4, 32768));
+  const Doubles rates = run.values("fit", "lr");
+  for (size_t i = 0; i < 4; ++i) CHECK(rates[i] == Approx(0.1 * static_cast<double>(i + 1)));
+  CHECK(run.values("validate", "w").at(0) == Approx(-1));  // as without the bad batch
+}
+
+TEST_CASE("A run whose every update overflows ends after 24 with its weights untouched, and says so") {
+  Run run(any_strategy(), std::vector<float>(8, INFINITY));  // whatever the scale
+  const Finished fit = run.fit({"precision=16-mixed", "trainer.max_epochs=3", "trainer.max_steps=5"});
+  CHECK(fit.code == 1);
+  CHECK(fit.err ==
+        Contains{"24 updates in a row were skipped (a gradient was not finite); the weights are those after update 0"});
+  CHECK(run.trace().size() == 24);
+  CHECK(run.checkpoints().empty());
 }
 
 TEST_CASE("Shuffling depends on the seed and the epoch alone") {

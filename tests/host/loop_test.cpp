@@ -120,6 +120,11 @@ TEST_CASE("The run's length in updates is the smaller of its limits") {
   CHECK(total_updates(config, 37) == 4);
   trainer.accumulate_grad_batches = std::numeric_limits<int64_t>::max();
   CHECK(total_updates(config, 37) == 1);
+  trainer = {};
+  trainer.max_epochs = 3;
+  trainer.accumulate_grad_batches = 2;
+  trainer.limit_train_batches.count = 5;
+  CHECK(total_updates(config, 37) == 9);
 }
 
 TEST_CASE("A weighted mean counts what each value stands for and doesn't read what has no weight") {
@@ -211,6 +216,32 @@ TEST_CASE("A position comes back from its JSON, also with a loss that is not a n
   CHECK(warnings.empty());
 }
 
+TEST_CASE("A state of a version without monitors, limits and times goes on as one that has seen none") {
+  Config config = config_of("{}");
+  config.early_stopping.emplace().monitor.name = "loss";
+  config.checkpoint.emplace().monitor = Monitor{"loss", false, "/checkpoint/monitor"};
+  Position position{2, 3, 25, false, false, {1, 7}, 25, 12.5, 3, {0.5, 2, 0.75, false}, {{20, 0.5}}};
+  Json saved = host_state(position, config, 10);
+  std::vector<std::string> warnings;
+  const Position same = restore_position(saved, config, 10, warnings);
+  CHECK(same.validated_step == 25);
+  CHECK(same.seconds == 12.5);
+  CHECK(same.num_skipped == 3);
+  CHECK(same.stopping.best == 0.5);
+  CHECK(same.stopping.num_misses == 2);
+  CHECK(same.stopping.last == 0.75);
+  REQUIRE(same.best.size() == 1);
+  CHECK(same.best[0].step == 20);
+  for (const char* key : {"validated_step", "seconds", "skipped_updates", "early_stopping", "best"}) CHECK(saved.erase(key) == 1);
+  const Position old = restore_position(saved, config, 10, warnings);
+  CHECK(old.step == 25);
+  CHECK(old.validated_step == -1);
+  CHECK(old.seconds == 0);
+  CHECK(!old.stopping.best);
+  CHECK(old.best.empty());
+  CHECK(warnings.empty());
+}
+
 TEST_CASE("A resume with another rate is told with the pointer and both values") {
   const Json saved =
       host_state({}, config_of(R"({"optimizer": {"name": "sgd", "lr": 0.1}, "scheduler": {"name": "constant"}})"), 10);
@@ -268,19 +299,22 @@ TEST_CASE("A resume tells whatever else changes the numbers, also the length tha
   after.trainer.gradient_clip_val = 2;
   after.trainer.gradient_clip_algorithm = "value";
   after.strategy.options["compat"] = "lightning";
+  after.trainer.limit_train_batches.count = 2;
   std::vector<std::string> warnings;
   restore_position(host_state({}, before, 10), after, 10, warnings);
   std::string all;
   for (const std::string& warning : warnings) all += warning + "\n";
-  for (const char* part : {"/precision is \"32-true\" in the checkpoint and \"64-true\" in the config",
-                           "/deterministic is false in the checkpoint and true in the config",
-                           "/trainer/gradient_clip_val is 1.0 in the checkpoint and 2.0 in the config",
-                           "/trainer/gradient_clip_algorithm is \"norm\" in the checkpoint and \"value\" in the config",
-                           "/strategy/options/compat is absent in the checkpoint and \"lightning\" in the config",
-                           "/scheduler/total_steps (the run's length) is 3 in the checkpoint and 6 in the config"}) {
+  for (const char* part :
+       {"/precision is \"32-true\" in the checkpoint and \"64-true\" in the config",
+        "/deterministic is false in the checkpoint and true in the config",
+        "/trainer/gradient_clip_val is 1.0 in the checkpoint and 2.0 in the config",
+        "/trainer/gradient_clip_algorithm is \"norm\" in the checkpoint and \"value\" in the config",
+        "/strategy/options/compat is absent in the checkpoint and \"lightning\" in the config",
+        "/scheduler/total_steps (the run's length) is 3 in the checkpoint and 4 in the config",
+        "/trainer/limit_train_batches (batches of an epoch) is absent in the checkpoint and 2 in the config"}) {
     CHECK(all == Contains{part});
   }
-  CHECK(warnings.size() == 6);
+  CHECK(warnings.size() == 7);
 }
 
 TEST_CASE("A state that is not of this program's making is an error that says so") {

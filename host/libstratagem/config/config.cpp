@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libstratagem/config/config.hpp"
 
+#include <algorithm>
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 #include "base/error.hpp"
@@ -63,6 +65,8 @@ class Reader {
     read_trainer(config);
     read_data(config);
     read_outputs(config);
+    read_early_stopping(config);
+    apply_overfit_batches(config);
     return config;
   }
 
@@ -160,16 +164,103 @@ class Reader {
     const Section section(root_, "trainer");
     TrainerConfig& trainer = config.trainer;
     section.read("max_steps", trainer.max_steps);
-    // With max_steps alone, that is the limit.
-    if (trainer.max_steps != no_limit) trainer.max_epochs = no_limit;
+    // With max_steps or max_time alone, that is the limit.
+    if (trainer.max_steps != no_limit || section.has("max_time")) trainer.max_epochs = no_limit;
     section.read("max_epochs", trainer.max_epochs);
     section.read("gradient_clip_val", trainer.gradient_clip_val);
     section.read("gradient_clip_algorithm", trainer.gradient_clip_algorithm);
     section.read("accumulate_grad_batches", trainer.accumulate_grad_batches);
     section.read("log_every_n_steps", trainer.log_every_n_steps);
-    if (command_ == Command::fit && trainer.max_epochs == no_limit && trainer.max_steps == no_limit) {
-      problems_.add("/trainer/max_epochs", "-1 here and no /trainer/max_steps: training would never end; set one of them");
+    read_max_time(section, trainer.max_time_s);
+    if (command_ == Command::fit && trainer.max_epochs == no_limit && trainer.max_steps == no_limit && !section.has("max_time")) {
+      problems_.add("/trainer/max_epochs",
+                    "-1 here, and neither /trainer/max_steps nor /trainer/max_time: training would never end; set one of them");
     }
+    section.read("num_sanity_val_steps", trainer.num_sanity_val_steps);
+    section.read("val_check_interval", trainer.val_check_interval);
+    section.read("check_val_every_n_epoch", trainer.check_val_every_n_epoch);
+    if (section.has("val_check_interval") && section.has("check_val_every_n_epoch")) {
+      problems_.add("/trainer/check_val_every_n_epoch",
+                    "validation is counted in epochs by this, in updates by /trainer/val_check_interval; give one of them");
+    }
+    read_limit(section, "limit_train_batches", trainer.limit_train_batches);
+    read_limit(section, "limit_val_batches", trainer.limit_val_batches);
+    read_limit(section, "limit_test_batches", trainer.limit_test_batches);
+    read_limit(section, "limit_predict_batches", trainer.limit_predict_batches);
+  }
+
+  // Seconds, or "DD:HH:MM:SS".
+  void read_max_time(const Section& trainer, std::optional<double>& seconds) {
+    Json given;
+    trainer.read("max_time", given);
+    if (given.is_number()) seconds = given.get<double>();
+    if (!given.is_string()) return;
+    std::istringstream text(given.get<std::string>());
+    double total = 0;
+    for (const double per_unit : {0.0, 24.0, 60.0, 60.0}) {
+      std::string unit;
+      std::getline(text, unit, ':');
+      if (unit.empty() || unit.find_first_not_of("0123456789") != std::string::npos) return;  // the schema has told
+      total = total * per_unit + std::stod(unit);
+    }
+    if (total == 0) problems_.add("/trainer/max_time", concat(shown(given), " is no time at all; leave it out to have no limit"));
+    seconds = total;
+  }
+
+  static void read_limit(const Section& trainer, const char* key, BatchLimit& limit) {
+    Json given;
+    trainer.read(key, given);
+    if (given.is_number_integer()) {
+      limit.count = given.get<int64_t>();
+    } else if (given.is_number()) {
+      limit.share = given.get<double>();
+    }
+  }
+
+  void apply_overfit_batches(Config& config) {
+    const Section section(root_, "trainer");
+    if (!section.has("overfit_batches")) return;
+    for (const char* key : {"limit_train_batches", "limit_val_batches"}) {
+      if (section.has(key))
+        problems_.add(concat("/trainer/", key), "/trainer/overfit_batches says which batches are used; give one of them");
+    }
+    if (command_ != Command::fit || !config.train) return;
+    TrainerConfig& trainer = config.trainer;
+    trainer.overfits = true;
+    read_limit(section, "overfit_batches", trainer.limit_train_batches);
+    trainer.limit_val_batches = trainer.limit_train_batches;
+    config.train->shuffle = false;
+    if (config.validation) config.validation = config.train;
+  }
+
+  std::optional<Monitor> read_monitor(const Section& section, const char* owner, const Config& config) {
+    Monitor monitor;
+    section.read("monitor", monitor.name);
+    if (monitor.name.empty()) return std::nullopt;
+    std::string mode = "min";
+    section.read("mode", mode);
+    monitor.is_max = mode == "max";
+    monitor.pointer = concat("/", owner, "/monitor");
+    if (command_ == Command::fit && !config.validation && monitor.name != train_loss_name) {
+      problems_.add(monitor.pointer, concat(shown(monitor.name),
+                                            " must be a metric of validation, and there is no "
+                                            "/data/validation; without it \"",
+                                            train_loss_name, "\" can be monitored"));
+    }
+    return monitor;
+  }
+
+  void read_early_stopping(Config& config) {
+    if (!root_.has("early_stopping")) return;
+    const Section section(root_, "early_stopping");
+    EarlyStoppingConfig stopping;
+    const auto monitor = read_monitor(section, "early_stopping", config);
+    if (!monitor) return;  // the schema has told
+    stopping.monitor = *monitor;
+    section.read("patience", stopping.patience);
+    section.read("min_delta", stopping.min_delta);
+    section.read("stopping_threshold", stopping.stopping_threshold);
+    config.early_stopping = stopping;
   }
 
   std::optional<DatasetConfig> read_dataset(const char* key, const fs::path& root, bool used) {
@@ -240,6 +331,12 @@ class Reader {
       checkpoint.dir = path(dir, "/checkpoint/dir");
       section.read("every_n_steps", checkpoint.every_n_steps);
       section.read("keep_last", checkpoint.keep_last);
+      section.read("save_top_k", checkpoint.save_top_k);
+      checkpoint.monitor = read_monitor(section, "checkpoint", config);
+      for (const char* key : {"mode", "save_top_k"}) {
+        if (section.has(key) && !section.has("monitor"))
+          problems_.add(concat("/checkpoint/", key), "belongs to /checkpoint/monitor, which is not given");
+      }
       config.checkpoint = checkpoint;
     }
     if (root_.has("metrics")) {
@@ -262,6 +359,12 @@ void apply(ConfigText& text, const std::vector<std::string>& overrides) {
 }
 
 }  // namespace
+
+int64_t BatchLimit::of(int64_t num_batches) const {
+  if (count) return std::min(*count, num_batches);
+  // 0.29 * 100 is 28.999...96.
+  return static_cast<int64_t>(share * static_cast<double>(num_batches) * (1 + 4 * std::numeric_limits<double>::epsilon()));
+}
 
 ConfigText read_config_file(const fs::path& file, const std::vector<std::string>& overrides) {
   const fs::path absolute = fs::absolute(file).lexically_normal();

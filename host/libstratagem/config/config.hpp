@@ -44,6 +44,34 @@ struct SchedulerConfig {
 
 inline constexpr int64_t no_limit = -1;
 
+/// How many batches of those that there are: a number, or a share of them.
+struct BatchLimit {
+  std::optional<int64_t> count;
+  double share = 1;
+
+  /// A share is rounded down: it may be none.
+  int64_t of(int64_t num_batches) const;
+};
+
+/// The mean loss of the epoch so far, which can be watched beside the metrics of validation.
+inline constexpr const char* train_loss_name = "train_loss";
+
+/// A value that is watched, and which of two is better.
+struct Monitor {
+  std::string name;
+  bool is_max = false;
+  std::string pointer;  // the key that names it
+
+  bool is_better(double value, double than) const { return is_max ? value > than : value < than; }
+};
+
+struct EarlyStoppingConfig {
+  Monitor monitor;
+  int64_t patience = 3;
+  double min_delta = 0;
+  std::optional<double> stopping_threshold;
+};
+
 struct TrainerConfig {
   int64_t max_epochs = 1;
   int64_t max_steps = no_limit;
@@ -51,12 +79,20 @@ struct TrainerConfig {
   std::string gradient_clip_algorithm = "norm";
   int64_t accumulate_grad_batches = 1;
   int64_t log_every_n_steps = 50;
+  std::optional<double> max_time_s;
+  int64_t num_sanity_val_steps = 2;
+  std::optional<int64_t> val_check_interval;
+  int64_t check_val_every_n_epoch = 1;
+  BatchLimit limit_train_batches, limit_val_batches, limit_test_batches, limit_predict_batches;
+  bool overfits = false;  // overfit_batches: validation is on the batches of training
 };
 
 struct CheckpointConfig {
   std::filesystem::path dir;
   std::optional<int64_t> every_n_steps;
   std::optional<int64_t> keep_last;
+  std::optional<Monitor> monitor;
+  int64_t save_top_k = 1;
 };
 
 /// A strategy or a model: a name to look for, a file, or both.
@@ -77,6 +113,7 @@ struct Config {
   double lr = 0;
   SchedulerConfig scheduler;
   TrainerConfig trainer;
+  std::optional<EarlyStoppingConfig> early_stopping;
   std::optional<DatasetConfig> train, validation, test, predict;
   std::optional<CheckpointConfig> checkpoint;
   std::optional<std::filesystem::path> metrics;

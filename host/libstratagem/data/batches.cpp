@@ -11,18 +11,21 @@ constexpr size_t max_ready = 3;
 
 }  // namespace
 
-BatchStream::BatchStream(const Dataset& dataset, std::vector<int64_t> order, int64_t batch_size, int64_t first_batch)
+BatchStream::BatchStream(const Dataset& dataset, std::vector<int64_t> order, int64_t batch_size, int64_t first_batch,
+                         int64_t end_batch)
     : dataset_(dataset),
       order_(std::move(order)),
       batch_size_(batch_size),
       first_batch_(first_batch),
+      end_batch_(std::min(end_batch, num_batches(static_cast<int64_t>(order_.size()), batch_size))),
       reader_([this](const std::stop_token& stop) { read(stop); }) {}
 
 void BatchStream::read(const std::stop_token& stop) {
   std::exception_ptr failure;
   try {
     const auto total = static_cast<int64_t>(order_.size());
-    for (int64_t begin = first_batch_ * batch_size_; begin < total; begin += batch_size_) {
+    for (int64_t index = first_batch_; index < end_batch_; ++index) {
+      const int64_t begin = index * batch_size_;
       const auto rows =
           std::span(order_).subspan(static_cast<size_t>(begin), static_cast<size_t>(std::min(batch_size_, total - begin)));
       Tree batch = dataset_.batch(rows);

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <stop_token>
@@ -20,8 +21,10 @@ namespace stratagem {
 /// reads the data set and order_.
 class BatchStream {
  public:
-  /// Batches of `batch_size` samples in the given order, from batch number `first_batch` on; the last may be smaller.
-  BatchStream(const Dataset& dataset, std::vector<int64_t> order, int64_t batch_size, int64_t first_batch = 0);
+  /// Batches of `batch_size` samples in the given order, from batch number `first_batch` on, before number `end_batch`; the last of the
+  /// data set may be smaller.
+  BatchStream(const Dataset& dataset, std::vector<int64_t> order, int64_t batch_size, int64_t first_batch = 0,
+              int64_t end_batch = std::numeric_limits<int64_t>::max());
 
   /// The next batch, or nothing after the last. Rethrows what the reader thread has thrown.
   std::optional<Tree> next();
@@ -33,6 +36,7 @@ class BatchStream {
   const std::vector<int64_t> order_;
   const int64_t batch_size_;
   const int64_t first_batch_;
+  const int64_t end_batch_;
 
   std::mutex mutex_;
   std::condition_variable_any changed_;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libstratagem/loop/checkpoints.hpp"
 
-#include <algorithm>
 #include <charconv>
 #include <fstream>
 
@@ -16,6 +15,7 @@ namespace {
 constexpr std::string_view name_start = "step-";
 constexpr size_t num_digits = 8;
 constexpr const char* last_name = "last";
+constexpr const char* best_name = "best";
 
 /// The numbers of the checkpoints in a folder, ascending.
 std::set<int64_t> steps_in(const fs::path& dir) {
@@ -28,8 +28,9 @@ std::set<int64_t> steps_in(const fs::path& dir) {
   return steps;
 }
 
-std::optional<int64_t> last_in(const fs::path& dir) {
-  std::ifstream in(dir / last_name);
+/// The checkpoint that `last` or `best` names.
+std::optional<int64_t> named_by(const fs::path& pointer) {
+  std::ifstream in(pointer);
   std::string name;
   std::getline(in, name);
   return step_of(name);
@@ -54,9 +55,16 @@ std::optional<int64_t> step_of(const std::string& name) {
 std::vector<fs::path> checkpoint_candidates(const fs::path& given) {
   fs::path dir = fs::absolute(given).lexically_normal();
   if (!dir.has_filename()) dir = dir.parent_path();  // "run/step-00000200/"
+  if (fs::is_regular_file(dir)) {
+    const auto step = named_by(dir);
+    if (!step) throw not_found(dir.string(), " is a file that names no checkpoint");
+    const fs::path named = dir.parent_path() / checkpoint_name(*step);
+    if (!fs::is_directory(named)) throw not_found(dir.string(), " names ", checkpoint_name(*step), ", which is not there");
+    return {named};
+  }
   if (!fs::is_directory(dir)) throw not_found("there is no checkpoint folder ", dir.string());
   std::set<int64_t> steps = steps_in(dir);
-  const auto last = last_in(dir);
+  const auto last = named_by(dir / last_name);
   if (steps.empty() && !last) {
     if (fs::is_empty(dir)) throw not_found(dir.string(), " holds no checkpoint: it is empty");
     return {dir};
@@ -106,16 +114,33 @@ Checkpoints::Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed
 
 bool Checkpoints::due(int64_t step) const { return config_.every_n_steps && step != 0 && step % *config_.every_n_steps == 0; }
 
-fs::path Checkpoints::save(int64_t step, const Save& save) {
-  const std::string name = checkpoint_name(step);
-  const fs::path folder = config_.dir / name;
+void Checkpoints::save(int64_t step, const Save& save, std::vector<int64_t> best, bool for_being_best) {
   disk::make_folders(config_.dir);
-  save(folder.string());
+  save((config_.dir / checkpoint_name(step)).string());
   own_.insert(step);
-  const std::string pointer = name + "\n";
-  disk::replace_file(config_.dir / last_name, {pointer});
+  if (for_being_best) {
+    for_being_best_.insert(step);
+  } else {
+    for_being_best_.erase(step);
+  }
+  best_ = std::move(best);
+  // In this order: a run that is killed in between goes on from an older one, which knows the older best.
+  point_to(best_name, best_.empty() ? std::nullopt : std::optional(best_.front()));
+  point_to(last_name, step);
   prune();
-  return folder;
+}
+
+void Checkpoints::keep_newest() {
+  if (!own_.empty() && for_being_best_.erase(*own_.rbegin()) != 0) prune();
+}
+
+void Checkpoints::point_to(const char* pointer, std::optional<int64_t> step) const {
+  const fs::path file = config_.dir / pointer;
+  const auto before = named_by(file);
+  if (before == step) return;
+  if (!step) return disk::remove(file);
+  const std::string text = checkpoint_name(*step) + "\n";
+  disk::replace_file(file, {text});
 }
 
 void Checkpoints::prune() {
@@ -128,9 +153,17 @@ void Checkpoints::prune() {
     }
   };
   try_to([&] { disk::remove_leftovers(config_.dir); });
-  while (config_.keep_last && own_.size() > static_cast<size_t>(*config_.keep_last)) {
-    try_to([&] { disk::remove(config_.dir / checkpoint_name(*own_.begin())); });
-    own_.erase(own_.begin());
+  const int64_t newest = *own_.rbegin();
+  int64_t num_counted = 0;
+  std::vector<int64_t> gone;
+  for (auto step = own_.rbegin(); step != own_.rend(); ++step) {
+    const bool counts = !for_being_best_.contains(*step) && (!config_.keep_last || num_counted++ < *config_.keep_last);
+    if (!counts && *step != newest && !is_best(*step)) gone.push_back(*step);
+  }
+  for (const int64_t step : gone) {
+    try_to([&] { disk::remove(config_.dir / checkpoint_name(step)); });
+    own_.erase(step);
+    for_being_best_.erase(step);
   }
 }
 

@@ -5,8 +5,10 @@
 //
 //   dir/step-00000200/   a checkpoint
 //   dir/last             a text file with the name of the newest, moved after that is complete
+//   dir/best             the same for the best, where there is a monitor
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -24,7 +26,7 @@ std::string checkpoint_name(int64_t step);
 std::optional<int64_t> step_of(const std::string& name);
 
 /// The folders to try for `--resume DIR` or `--checkpoint DIR`, the best first. DIR is a checkpoint, or the folder of a run: then the
-/// one that `last` names, and the others from the highest number down. Throws NOT_FOUND with the absolute path if there is none.
+/// one that `last` names, and the others from the highest number down. DIR/last and DIR/best are the ones that they name. Throws NOT_FOUND with the absolute path if there is none.
 std::vector<std::filesystem::path> checkpoint_candidates(const std::filesystem::path& dir);
 
 /// Why a checkpoint can't be whole, as far as its files tell (a truncated weights file), or nothing.
@@ -41,16 +43,24 @@ class Checkpoints {
   Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed_step, Warn warn);
 
   bool due(int64_t step) const;
-  /// Returns the folder.
-  std::filesystem::path save(int64_t step, const Save& save);
+  bool has(int64_t step) const { return own_.contains(step); }
+  /// `best`: the steps of the best checkpoints, the best first; they stay. One that is saved for being one of them only is not counted
+  /// by keep_last, and goes when it is one no more and not the newest.
+  void save(int64_t step, const Save& save, std::vector<int64_t> best = {}, bool for_being_best = false);
+  /// The newest one stays for another reason, too.
+  void keep_newest();
   std::optional<std::filesystem::path> newest() const;
 
  private:
+  void point_to(const char* pointer, std::optional<int64_t> step) const;
   void prune();
+  bool is_best(int64_t step) const { return std::find(best_.begin(), best_.end(), step) != best_.end(); }
 
   CheckpointConfig config_;
   Warn warn_;
   std::set<int64_t> own_;
+  std::set<int64_t> for_being_best_;  // of own_
+  std::vector<int64_t> best_;
 };
 
 }  // namespace stratagem

@@ -21,11 +21,26 @@ struct Evaluation {
 /// `go_on(batches done, batches)` is asked after each batch.
 using GoOn = std::function<bool(int64_t, int64_t)>;
 
+/// The first `num_batches` batches of a data set, in its order.
+struct EvaluationData {
+  const Dataset& dataset;
+  int64_t batch_size;
+  int64_t num_batches;
+
+  EvaluationData(const Dataset& data, const DatasetConfig& config, const BatchLimit& limit)
+      : dataset(data),
+        batch_size(config.batch_size),
+        num_batches(limit.of(stratagem::num_batches(data.num_samples(), batch_size))) {}
+};
+
 /// `stage` is STG_STAGE_VALIDATE or STG_STAGE_TEST.
-Evaluation evaluate(StrategyInstance& strategy, const Dataset& data, int64_t batch_size, uint64_t stage, int64_t global_step,
+Evaluation evaluate(StrategyInstance& strategy, const EvaluationData& data, uint64_t stage, int64_t global_step,
                     const GoOn& go_on);
 
+/// Validation in the middle of training, which leaves no trace: what the model has drawn and counted in it is put back.
+Evaluation validate_aside(StrategyInstance& strategy, const EvaluationData& data, int64_t global_step, const GoOn& go_on);
+
 /// Returns whether it was stopped before the end.
-bool predict(StrategyInstance& strategy, const Dataset& data, int64_t batch_size, const GoOn& go_on, Predictions& predictions);
+bool predict(StrategyInstance& strategy, const EvaluationData& data, const GoOn& go_on, Predictions& predictions);
 
 }  // namespace stratagem

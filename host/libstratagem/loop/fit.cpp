@@ -49,27 +49,33 @@ FitLoop::FitLoop(const Config& config, StrategyInstance& strategy, const Dataset
       trainer_(config.trainer),
       strategy_(strategy),
       train_(train),
-      validation_data_(validation),
       resume_(resume),
       events_(events),
       loss_(strategy),
       shown_loss_(nan),
       epoch_loss_(nan) {
+  if (validation != nullptr) validation_data_.emplace(*validation, *config_.validation, trainer_.limit_val_batches);
   if (resume_) position_ = resume_->position;
+  seconds_before_ = position_.seconds;
   loss_.epoch = position_.loss;
   total_updates_ = total_updates(config_, train_.num_samples());
   note_good();
 }
 
-int64_t FitLoop::num_train_batches() const { return num_batches(train_.num_samples(), config_.train->batch_size); }
-
 std::string FitLoop::finished() const {
   if (position_.validation_pending) return {};
+  if (config_.early_stopping) {
+    if (const std::string reason = reason_to_stop(position_.stopping, *config_.early_stopping); !reason.empty()) return reason;
+  }
   if (trainer_.max_steps != no_limit && position_.step >= trainer_.max_steps) {
     return concat("/trainer/max_steps (", trainer_.max_steps, ") is reached: ", position_.step, " updates are done");
   }
   if (trainer_.max_epochs != no_limit && position_.epoch >= trainer_.max_epochs) {
     return concat("/trainer/max_epochs (", trainer_.max_epochs, ") is reached: ", position_.epoch, " epochs are done");
+  }
+  if (trainer_.max_time_s && position_.seconds >= *trainer_.max_time_s) {
+    return concat("/trainer/max_time (", shown(*trainer_.max_time_s), " s) is reached: training took ", shown(position_.seconds),
+                  " s");
   }
   return {};
 }
@@ -83,18 +89,22 @@ FitResult FitLoop::run() {
   }
   const auto warn = [&](const std::string& text) { events_.log(STG_LOG_WARNING, text); };
   if (config_.checkpoint) checkpoints_.emplace(*config_.checkpoint, resumed_step_in(config_, resume_), warn);
+  forget_lost_checkpoints();
   metrics_.emplace(config_.metrics, resume_ ? std::optional(position_) : std::nullopt, events_.metrics);
-  const Clock::time_point begin = Clock::now();
+  begin_ = Clock::now();
   try {
+    if (!resume_) try_validation();
     train();
     if (checkpoints_) save();
   } catch (...) {
     save_after(describe_exception(std::current_exception()));
     throw;
   }
-  seconds_ = ms_since(begin) / 1000;
+  seconds_ = ms_since(begin_) / 1000;
   return result();
 }
+
+void FitLoop::tick() { position_.seconds = seconds_before_ + ms_since(begin_) / 1000; }
 
 void FitLoop::train() {
   while (finished().empty() && !interrupted_) {
@@ -114,8 +124,8 @@ FitLoop::Ended FitLoop::train_epoch() {
   } else {
     std::iota(order.begin(), order.end(), 0);
   }
-  BatchStream stream(train_, std::move(order), config_.train->batch_size, position_.batch);
-  const int64_t total = num_train_batches();
+  const int64_t total = num_train_batches(config_, train_.num_samples());
+  BatchStream stream(train_, std::move(order), config_.train->batch_size, position_.batch, total);
   while (position_.batch < total) {
     const Clock::time_point begin = Clock::now();
     const bool updated = update(stream);
@@ -126,8 +136,14 @@ FitLoop::Ended FitLoop::train_epoch() {
     if (updated && loss_.num_kept() >= max_kept_losses) loss_.flush(0);
     report(STG_STAGE_FIT, position_.batch, total);
     if (position_.batch == total) return Ended::epoch;
-    if (position_.step == trainer_.max_steps) return Ended::limit;
-    if (updated && checkpoints_ && checkpoints_->due(position_.step)) save();
+    if (updated && validation_is_due()) {
+      position_.validation_pending = true;
+      note_good();
+      if (!validate()) return Ended::stop;
+      note_good();
+    }
+    if (!finished().empty()) return Ended::limit;
+    if (updated) save_if_due();
     if (events_.stop_requested()) return Ended::stop;
   }
   return Ended::epoch;
@@ -137,7 +153,8 @@ FitLoop::Ended FitLoop::train_epoch() {
 bool FitLoop::update(BatchStream& stream) {
   const stg_update_args args = update_args();
   last_update_ = sized<stg_update_result>();
-  window_ = static_cast<size_t>(std::min(trainer_.accumulate_grad_batches, num_train_batches() - position_.batch));
+  window_ = static_cast<size_t>(
+      std::min(trainer_.accumulate_grad_batches, num_train_batches(config_, train_.num_samples()) - position_.batch));
   for (size_t i = 0; i < window_; ++i) {
     auto batch = stream.next();
     if (!batch) throw internal("the reader ended before its last batch");
@@ -145,6 +162,7 @@ bool FitLoop::update(BatchStream& stream) {
     loss_.add(strategy_.train(std::move(*batch), {position_.batch, position_.step}, last ? &args : nullptr, last_update_));
     ++position_.batch;
   }
+  tick();
   count_skipped(last_update_.outcome);
   if (last_update_.outcome != STG_UPDATE_DONE) return false;
   ++position_.step;
@@ -165,7 +183,10 @@ stg_update_args FitLoop::update_args() const {
 void FitLoop::count_skipped(uint64_t outcome) {
   if (outcome == STG_UPDATE_DONE) {
     num_skipped_in_a_row_ = 0;
-  } else if (++num_skipped_in_a_row_ >= max_skipped_in_a_row) {
+    return;
+  }
+  ++position_.num_skipped;
+  if (++num_skipped_in_a_row_ >= max_skipped_in_a_row) {
     throw Error(STG_ABORTED, concat(num_skipped_in_a_row_, " updates in a row were skipped (",
                                     outcome == STG_UPDATE_SKIPPED_OVERFLOW ? "a gradient was not finite" : "no sample counted",
                                     "); the weights are those after update ", position_.step));
@@ -187,17 +208,18 @@ void FitLoop::finish_epoch(Ended ended) {
   if (!position_.validation_pending) {
     note_good();  // windows at the end may have been skipped
     loss_.flush(0);
-    metrics_->write(position_, "epoch", {{"train_loss", loss_.epoch.mean()}});
-    position_.validation_pending = true;
+    std::map<std::string, double> values = {{"train_loss", loss_.epoch.mean()}};
+    if (position_.num_skipped != 0) values["skipped_updates"] = static_cast<double>(position_.num_skipped);
+    metrics_->write(position_, "epoch", values);
     position_.epoch_is_whole = ended == Ended::epoch;
+    position_.validation_pending = validation_is_due_after(ended);
     note_good();
   }
   epoch_loss_ = loss_.epoch.mean();
-  if (!validate()) {
+  if (position_.validation_pending && !validate()) {
     interrupted_ = true;
     return;
   }
-  position_.validation_pending = false;
   if (position_.epoch_is_whole) {
     ++position_.epoch;
     position_.batch = 0;
@@ -205,34 +227,31 @@ void FitLoop::finish_epoch(Ended ended) {
     loss_.epoch = {};
   }
   note_good();
-  if (checkpoints_ && checkpoints_->due(position_.step)) save();
+  save_if_due();
   if (events_.stop_requested() && finished().empty()) interrupted_ = true;
 }
 
-/// Returns whether it came to its end.
-bool FitLoop::validate() {
-  if (validation_data_ == nullptr) return true;
-  if (events_.stop_requested()) return false;
-  const auto go_on = [&](int64_t done, int64_t total) {
-    report(STG_STAGE_VALIDATE, done, total);
-    return !events_.stop_requested();
-  };
-  const Evaluation evaluation =
-      evaluate(strategy_, *validation_data_, config_.validation->batch_size, STG_STAGE_VALIDATE, position_.step, go_on);
-  if (evaluation.stopped) return false;
-  validation_ = evaluation.metrics;
-  metrics_->write(position_, "validate", validation_);
-  return true;
+void FitLoop::save_if_due() {
+  if (!checkpoints_) return;
+  const bool due = checkpoints_->due(position_.step);
+  if (due || is_best_) save(!due);
+  is_best_ = false;
 }
 
 /// Returns whether there was something to save.
-bool FitLoop::save() {
+bool FitLoop::save(bool for_being_best) {
   loss_.flush(0);
   position_.loss = loss_.epoch;
   const Json state = host_state(position_, config_, train_.num_samples());
-  if (state == saved_) return false;
+  if (state == saved_) {
+    if (!for_being_best) checkpoints_->keep_newest();
+    return false;
+  }
   saved_ = state;
-  checkpoints_->save(position_.step, [&](const std::string& folder) { strategy_.save(folder, state); });
+  std::vector<int64_t> best;
+  for (const RankedCheckpoint& checkpoint : position_.best) best.push_back(checkpoint.step);
+  checkpoints_->save(
+      position_.step, [&](const std::string& folder) { strategy_.save(folder, state); }, std::move(best), for_being_best);
   return true;
 }
 
@@ -268,12 +287,19 @@ FitResult FitLoop::result() const {
   FitResult result;
   result.steps = position_.step;
   result.epochs = position_.epoch;
+  result.skipped_updates = position_.num_skipped;
   result.train_loss = loss_.epoch.weight != 0 ? loss_.epoch.mean() : epoch_loss_;
   result.validation = validation_;
   result.seconds = seconds_;
   result.step_ms_median = median(step_ms_);
   if (checkpoints_) result.checkpoint = checkpoints_->newest();
+  if (config_.checkpoint && config_.checkpoint->monitor && !position_.best.empty()) {
+    const RankedCheckpoint& best = position_.best.front();
+    const std::filesystem::path folder = config_.checkpoint->dir / checkpoint_name(best.step);
+    if (std::filesystem::is_directory(folder)) result.best = {folder, config_.checkpoint->monitor->name, best};
+  }
   result.interrupted = interrupted_;
+  if (!interrupted_) result.ended_by = finished();
   return result;
 }
 

@@ -2,15 +2,17 @@
 //
 // The training loop.
 //
-//   until the run's limits are reached:
+//   before a new run: a few batches of validation, to see that it works and gives what is monitored
+//   until the run's limits are reached, or its early stopping ends it:
 //     one epoch of updates, each of up to accumulate_grad_batches micro-batches; the last window of an epoch may be shorter
-//     validation, at the end of each epoch and of the run
-//   after each update: a metrics line and a checkpoint where they are due, and a stop where one was asked for
+//   after each update: a metrics line, validation and a checkpoint where they are due, and a stop where one was asked for
+//   validation at the end of the run
 //
-// A checkpoint that falls on the end of an epoch is written after its validation, so that a resume doesn't repeat it. After an error
+// A checkpoint that falls on a validation is written after it, so that a resume doesn't repeat it. After an error
 // that leaves the strategy usable, one is written as of the last update: the weights are good, whatever was wrong with a batch.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <optional>
 #include <string>
@@ -19,6 +21,7 @@
 #include "libstratagem/config/config.hpp"
 #include "libstratagem/data/dataset.hpp"
 #include "libstratagem/loop/checkpoints.hpp"
+#include "libstratagem/loop/evaluate.hpp"
 #include "libstratagem/loop/events.hpp"
 #include "libstratagem/loop/instance.hpp"
 #include "libstratagem/loop/metrics.hpp"
@@ -29,13 +32,21 @@ namespace stratagem {
 
 struct FitResult {
   int64_t steps = 0;
-  int64_t epochs = 0;     // completed
+  int64_t epochs = 0;  // completed
+  int64_t skipped_updates = 0;
   double train_loss = 0;  // mean over the last epoch's samples
   std::map<std::string, double> validation;
   double seconds = 0;         // of this process, data and validation included
   double step_ms_median = 0;  // NaN without an update
   std::optional<std::filesystem::path> checkpoint;
+  struct Best {
+    std::filesystem::path checkpoint;
+    std::string monitor;
+    RankedCheckpoint ranked;
+  };
+  std::optional<Best> best;
   bool interrupted = false;
+  std::string ended_by;       // the limit, or the early stopping; nothing for a run that was interrupted
   std::string nothing_to_do;  // why, for a run that was finished before it was resumed
 };
 
@@ -62,12 +73,21 @@ class FitLoop {
   stg_update_args update_args() const;
   void after_update();
   void finish_epoch(Ended ended);
+  void tick();
+  // Validation and what follows from it: in validation.cpp.
+  void try_validation();
+  std::optional<Evaluation> run_validation(int64_t num_batches);
+  bool validation_is_due() const;
+  bool validation_is_due_after(Ended ended) const;
   bool validate();
-  bool save();
+  std::map<std::string, double> with_train_loss(std::map<std::string, double> values);
+  void judge(const std::map<std::string, double>& values);
+  void forget_lost_checkpoints();
+  void save_if_due();
+  bool save(bool for_being_best = false);
   void note_good();
   void save_after(const Error& error);
   std::string finished() const;
-  int64_t num_train_batches() const;
   void report(uint64_t stage, int64_t batch, int64_t num_batches) const;
   void count_skipped(uint64_t outcome);
   FitResult result() const;
@@ -76,7 +96,7 @@ class FitLoop {
   const TrainerConfig& trainer_;
   StrategyInstance& strategy_;
   const Dataset& train_;
-  const Dataset* validation_data_;
+  std::optional<EvaluationData> validation_data_;
   std::optional<Resume> resume_;
   const Events& events_;
 
@@ -94,6 +114,9 @@ class FitLoop {
   double shown_loss_;
   double epoch_loss_;
   std::map<std::string, double> validation_;
+  bool is_best_ = false;  // the weights, by the validation after the last update
+  std::chrono::steady_clock::time_point begin_{};
+  double seconds_before_ = 0;  // of the run's earlier processes
   std::vector<double> step_ms_;
   bool interrupted_ = false;
   double seconds_ = 0;

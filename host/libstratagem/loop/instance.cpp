@@ -121,6 +121,54 @@ Tree StrategyInstance::to_host(Tree tree) {
   return Tree(out);
 }
 
+bool StrategyInstance::decide(bool own, uint32_t mode) {
+  if (api_.reduce_boolean_decision == nullptr) return own;
+  uint32_t decision = own ? 1 : 0;
+  ErrorPtr error(api_.reduce_boolean_decision(instance_.get(), nullptr, decision, mode, &decision));
+  if (is_unimplemented(error)) return own;
+  check(error.release());
+  return decision != 0;
+}
+
+Tree StrategyInstance::side_state() {
+  if (api_.export_state == nullptr || api_.import_state == nullptr || api_.describe_parameters == nullptr) return {};
+  stg_tree exported{};
+  ErrorPtr error(api_.export_state(instance_.get(), nullptr, 0, &exported));
+  if (is_unimplemented(error)) return {};
+  check(error.release());
+  const Tree whole(exported);
+  auto description = sized<stg_model_description>();
+  call(api_.describe_parameters, "describe_parameters", &description);
+  Dict buffers;
+  const stg_value* model = find(whole.root(), "model");
+  for (uint64_t i = 0; i < description.num_buffers; ++i) {
+    const stg_parameter& buffer = *description.buffers[i];
+    // One that is not persistent is not part of a state; one that is not pinned, or read-only, can't be written.
+    const std::string name(text_of(buffer.names[0]));
+    const stg_value* value = model == nullptr ? nullptr : find(*model, name);
+    const bool is_writable = (buffer.flags & STG_PARAMETER_PINNED) != 0 && (buffer.tensor->flags & STG_TENSOR_READ_ONLY) == 0;
+    if (is_writable && value != nullptr && value->type == STG_TENSOR)
+      buffers.emplace_back(name, copy_tensor(value->as.tensor->view));
+  }
+  List generators;
+  const stg_value* given = find(whole.root(), "generators");
+  for (uint32_t i = 0; given != nullptr && given->type == STG_LIST && i < given->count; ++i) {
+    const stg_value& generator = given->as.items[i];
+    generators.emplace_back(Bytes{{generator.as.bytes, generator.as.bytes + generator.count}});
+  }
+  Dict state;
+  state.emplace_back("format", int64_t{STG_STATE_FORMAT});
+  state.emplace_back("model", std::move(buffers));
+  state.emplace_back("generators", std::move(generators));
+  return make_tree(std::move(state));
+}
+
+void StrategyInstance::put_back(Tree side_state) {
+  if (side_state.root().type == STG_NONE) return;
+  ErrorPtr error(api_.import_state(instance_.get(), nullptr, side_state.argument(), 0, nullptr));
+  if (!is_unimplemented(error)) check(error.release());
+}
+
 void StrategyInstance::save(const std::string& folder, const Json& host_state) {
   const std::string text = host_state.dump();
   auto args = sized<stg_checkpoint_args>();

@@ -46,6 +46,13 @@ class StrategyInstance {
   /// The tree with every tensor in host memory, finished.
   Tree to_host(Tree tree);
 
+  /// One decision of all processes (STG_DECIDE_*). A plugin that has none of it is one process: its own.
+  bool decide(bool own, uint32_t mode);
+
+  /// What a model may change in a stage without gradients: its generators and buffers. A plugin without states has nothing to keep.
+  Tree side_state();
+  void put_back(Tree side_state);
+
   void save(const std::string& folder, const Json& host_state);
   /// Loads strictly and returns what save was given; null if the checkpoint brings none.
   Json load(const std::string& folder);

@@ -31,6 +31,9 @@ Json update_settings(const Config& config, int64_t num_samples) {
   if ((config.scheduler.name == "cosine" || config.scheduler.name == "one_cycle") && !config.scheduler.total_steps) {
     settings["/scheduler/total_steps (the run's length)"] = total_updates(config, num_samples);
   }
+  if (const int64_t num = num_train_batches(config, num_samples); num != num_batches(num_samples, config.train->batch_size)) {
+    settings["/trainer/limit_train_batches (batches of an epoch)"] = num;
+  }
   for (const auto& member : config.strategy.options.items()) settings["/strategy/options/" + member.key()] = member.value();
   for (const char* section : {"optimizer", "scheduler"}) {
     const Json values = config.json.value(section, Json::object());
@@ -53,11 +56,30 @@ void compare(const Json& saved, const Json& now, Changed changed) {
   }
 }
 
+/// What the monitors have seen. Another monitor begins anew, and that is told.
+void restore_monitors(const Json& state, const Config& config, Position& position, std::vector<std::string>& warnings) {
+  const auto restore = [&](const char* key, const Monitor& monitor, const auto read, auto& out) {
+    const Json saved = state.value(key, Json());
+    if (saved.is_null()) return;
+    if (const auto value = read(saved, monitor)) {
+      out = *value;
+    } else {
+      warnings.push_back(concat(monitor.pointer, " (", monitor.is_max ? "max" : "min", ") is ", shown(monitor.name),
+                                " in the config and ", shown(saved.at("monitor")), " (", saved.at("mode").get<std::string>(),
+                                ") in the checkpoint; what was best so far doesn't count"));
+    }
+  };
+  if (config.early_stopping) restore("early_stopping", config.early_stopping->monitor, stopping_state, position.stopping);
+  if (config.checkpoint && config.checkpoint->monitor)
+    restore("best", *config.checkpoint->monitor, best_checkpoints, position.best);
+}
+
 std::string shown_or_absent(const Json& value) { return value.is_null() ? "absent" : shown(value); }
 
 }  // namespace
 
 Json host_state(const Position& position, const Config& config, int64_t num_samples) {
+  const bool has_best = config.checkpoint && config.checkpoint->monitor;
   return {{"format", 1},
           {"epoch", position.epoch},
           {"batch", position.batch},
@@ -66,6 +88,11 @@ Json host_state(const Position& position, const Config& config, int64_t num_samp
           {"epoch_is_whole", position.epoch_is_whole},
           // NaN has no number in JSON; null reads back as it.
           {"loss", {{"sum", position.loss.sum}, {"weight", position.loss.weight}}},
+          {"validated_step", position.validated_step},
+          {"seconds", position.seconds},
+          {"skipped_updates", position.num_skipped},
+          {"early_stopping", config.early_stopping ? to_json(position.stopping, config.early_stopping->monitor) : Json(nullptr)},
+          {"best", has_best ? to_json(position.best, *config.checkpoint->monitor) : Json(nullptr)},
           {"order", order_of_batches(config, num_samples)},
           {"updates", update_settings(config, num_samples)},
           {"config", config.json}};
@@ -89,6 +116,10 @@ Position restore_position(const Json& state, const Config& config, int64_t num_s
       return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
     };
     position.loss = {number(state.at("loss").at("sum")), number(state.at("loss").at("weight"))};
+    position.validated_step = state.value("validated_step", int64_t{-1});
+    position.seconds = state.value("seconds", 0.0);
+    position.num_skipped = state.value("skipped_updates", int64_t{0});
+    restore_monitors(state, config, position, warnings);
     const bool within_epoch = position.batch != 0 && !position.epoch_is_whole;
     compare(state.at("order"), order_of_batches(config, num_samples),
             [&](const std::string& pointer, const Json& saved, const Json& now) {

@@ -37,11 +37,14 @@ double learning_rate(const SchedulerConfig& scheduler, double base, int64_t num_
   return base;
 }
 
+int64_t num_train_batches(const Config& config, int64_t num_samples) {
+  return config.trainer.limit_train_batches.of(num_batches(num_samples, config.train->batch_size));
+}
+
 int64_t total_updates(const Config& config, int64_t num_samples) {
   const TrainerConfig& trainer = config.trainer;
   // Micro-batches into updates are divided as samples into batches: the last may be smaller.
-  const int64_t updates_per_epoch =
-      num_batches(num_batches(num_samples, config.train->batch_size), trainer.accumulate_grad_batches);
+  const int64_t updates_per_epoch = num_batches(num_train_batches(config, num_samples), trainer.accumulate_grad_batches);
   int64_t total = std::numeric_limits<int64_t>::max();
   if (trainer.max_steps != no_limit) total = trainer.max_steps;
   int64_t by_epochs = 0;

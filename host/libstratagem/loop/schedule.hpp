@@ -22,6 +22,9 @@ namespace stratagem {
 /// `total_updates` is how many updates the run makes at most; the length of cosine and one_cycle where the config gives none.
 double learning_rate(const SchedulerConfig& scheduler, double base, int64_t num_updates_done, int64_t total_updates);
 
+/// The batches of an epoch of training.
+int64_t num_train_batches(const Config& config, int64_t num_samples);
+
 /// The most updates that the trainer's limits allow on so many training samples.
 int64_t total_updates(const Config& config, int64_t num_samples);
 

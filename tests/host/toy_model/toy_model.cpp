@@ -10,12 +10,17 @@
 //   farewell   a file to which each thread that created a model writes when it ends
 //   predicts_loss  predict_step gives a loss, too, which has no row per sample
 //   fails      "create" or "replicate": throws there
+//   scores     in evaluation, "score" is the entry of the number of updates done, past the end the last one; null is not a number
+//   draws      each step, in whatever stage, draws from its generator and counts in a buffer, and both are part of the gradient
 //   num_classes  targets must lie below it, as a classifier would have it
 #include <stratagem/plugin.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -36,6 +41,28 @@ struct stg_replica {
   stg_string name{};
   stg_parameter parameter = sized<stg_parameter>();
   const stg_parameter* parameters[1] = {&parameter};
+  // With "draws".
+  int64_t num_drawn = 0;
+  TensorPtr count;
+  stg_string count_name = to_abi("count");
+  stg_parameter buffer = sized<stg_parameter>();
+  const stg_parameter* buffers[1] = {&buffer};
+
+  void add_buffer() {
+    count = allocate_tensor(float32, {1});
+    *first_element<float>(count->view) = 0;
+    buffer.names = &count_name;
+    buffer.num_names = 1;
+    buffer.tensor = count.get();
+    buffer.flags = STG_PARAMETER_PERSISTENT | STG_PARAMETER_PINNED;
+  }
+  /// What one step draws and counts.
+  double draw() {
+    if (!count) return 0;
+    float& counted = *first_element<float>(count->view);
+    counted += 1;
+    return static_cast<double>(++num_drawn) * 0.25 + static_cast<double>(counted) * 8;
+  }
 
   void describe_as(TensorPtr tensor) {
     weight = std::move(tensor);
@@ -88,6 +115,11 @@ struct Toy {
     for (int64_t i = 0; i < numel(inputs); ++i) out << (i == 0 ? "" : " ") << read_element(inputs, i);
     out << "\n";
   }
+  double score(int64_t num_updates) const {
+    const nlohmann::json& scores = options["scores"];
+    const nlohmann::json& value = scores.at(std::min(static_cast<size_t>(num_updates), scores.size() - 1));
+    return value.is_null() ? std::nan("") : value.get<double>();
+  }
   void maybe_fail(const char* where) const {
     if (options.value("fails", "") == where) throw std::runtime_error("the toy was told to fail");
   }
@@ -116,7 +148,7 @@ void step(const Toy& toy, stg_replica& replica, const stg_step_context& context,
     check_targets(targets->as.tensor->view, toy.options["num_classes"]);
   double sum = 0;
   for (int64_t i = 0; i < numel(view); ++i) sum += read_element(view, i);
-  const double mean = sum / static_cast<double>(numel(view));
+  const double mean = sum / static_cast<double>(numel(view)) + replica.draw();
   const stg_dtype dtype = replica.weight->view.dtype;
   Dict outputs;
   outputs.emplace_back("loss", scalar(dtype, replica.value() * mean));
@@ -131,6 +163,7 @@ void step(const Toy& toy, stg_replica& replica, const stg_step_context& context,
   } else {
     outputs.emplace_back("mean_x", scalar(dtype, mean));
     outputs.emplace_back("w", scalar(float64, replica.value()));
+    if (toy.options.contains("scores")) outputs.emplace_back("score", scalar(float64, toy.score(context.global_step)));
     outputs.emplace_back("predictions", copy_tensor(view));
   }
   toy.maybe_raise(context);
@@ -154,6 +187,7 @@ void fill_table(Toy* toy) {
       write_element(weight->view, static_cast<Toy*>(self)->options.value("w", 0.0));
       replica->name_text = static_cast<Toy*>(self)->options.value("name", "weight");
       replica->describe_as(std::move(weight));
+      if (static_cast<Toy*>(self)->options.value("draws", false)) replica->add_buffer();
       *out = replica.release();
     });
   };
@@ -163,6 +197,8 @@ void fill_table(Toy* toy) {
       auto description = sized<stg_model_description>();
       description.parameters = replica->parameters;
       description.num_parameters = 1;
+      description.buffers = replica->buffers;
+      description.num_buffers = replica->count ? 1 : 0;
       description.loss_kind = STG_LOSS_MEAN;
       write_result(out, description);
     });
@@ -184,11 +220,19 @@ void fill_table(Toy* toy) {
   table.bind = [](void*, stg_replica* replica, uint64_t, const stg_tensor* storage, const stg_tensor*) {
     return guard([&] { replica->describe_as(make_tensor(nullptr, first_element(storage->view), storage->view.dtype, {1, 1})); });
   };
-  // It draws no random numbers: its generator's state is empty.
-  table.get_generator_state = [](void*, stg_replica*, stg_tree* out) {
-    return guard([&] { *out = make_tree(Value(Bytes{})).give(); });
+  // The state of a generator is how often it was drawn from.
+  table.get_generator_state = [](void*, stg_replica* replica, stg_tree* out) {
+    return guard([&] {
+      Bytes state;
+      const auto* drawn = reinterpret_cast<const uint8_t*>(&replica->num_drawn);
+      if (replica->count) state.data.assign(drawn, drawn + sizeof replica->num_drawn);
+      *out = make_tree(Value(std::move(state))).give();
+    });
   };
-  table.set_generator_state = [](void*, stg_replica*, const uint8_t*, uint64_t) -> stg_error* { return nullptr; };
+  table.set_generator_state = [](void*, stg_replica* replica, const uint8_t* state, uint64_t size_bytes) -> stg_error* {
+    if (size_bytes == sizeof replica->num_drawn) std::memcpy(&replica->num_drawn, state, size_bytes);
+    return nullptr;
+  };
 }
 
 stg_error* create(stg_string options, const stg_host*, const stg_model** out) {
@@ -203,6 +247,7 @@ stg_error* create(stg_string options, const stg_host*, const stg_model** out) {
 
 constexpr const char* schema = R"({"type": "object", "additionalProperties": false, "properties": {
   "w": {"type": "number"}, "name": {"type": "string"}, "trace": {"type": "string"}, "num_classes": {"type": "integer", "minimum": 1},
+  "scores": {"type": "array", "minItems": 1, "items": {"type": ["number", "null"]}}, "draws": {"type": "boolean"},
   "farewell": {"type": "string"}, "predicts_loss": {"type": "boolean"}, "fails": {"type": "string"},
   "raise_at": {"type": "object", "additionalProperties": false, "required": ["step", "signal"],
                "properties": {"step": {"type": "integer"}, "signal": {"type": "integer"}, "times": {"type": "integer"}, "stage": {"type": "integer"}}}}})";
