@@ -177,6 +177,14 @@ TEST_CASE("Clipping by norm and by value reach the strategy") {
   CHECK(run.values("validate", "w").at(0) == Approx(-0.5));
 }
 
+TEST_CASE("Clipping acts once, on the whole gradient of a window of micro-batches") {
+  Run run(any_strategy(), {8, 0, 8, 8});
+  run.config["data"]["validation"] = run.config["data"]["train"];
+  // The means are 4 and 8, clipped to 0.5 each; clipped by micro-batch the first would be 0.25.
+  REQUIRE(run.fit({"trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.5"}).code == 0);
+  CHECK(run.values("validate", "w").at(0) == Approx(-1).epsilon(1e-5));
+}
+
 TEST_CASE("validate and test evaluate a checkpoint and change nothing") {
   Run run(any_strategy());
   run.config["data"]["validation"] = run.config["data"]["train"];

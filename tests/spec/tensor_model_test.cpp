@@ -19,30 +19,13 @@
 
 #include <cmath>
 
-#include "base/structs.hpp"
-#include "torch/bridge.hpp"
-//
-#include "spec/instance.hpp"
+#include "spec/own_model.hpp"
 #include "support/catch.hpp"
 
 using namespace stratagem;
 using namespace stratagem::test;
 
 namespace {
-
-// A model of a class of this file.
-template <class M>
-ModelPtr model_of(const std::string& options = "{}") {
-  const stg_model* made = nullptr;
-  check(sdk::create_model("own", sdk::model_class<M>, to_abi(options), nullptr, &made));
-  return ModelPtr{made};
-}
-
-Tree batch_with(const at::Tensor& inputs) {
-  Dict dict;
-  dict.emplace_back("x", to_dlpack(inputs));
-  return make_tree(std::move(dict));
-}
 
 std::string sgd(int num_devices, const std::string& more = "") {
   return concat("{\"devices\": ", num_devices, ", \"threads\": ", num_devices, R"(, "optimizer": {"name": "sgd"})", more, "}");
