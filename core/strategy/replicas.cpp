@@ -350,6 +350,15 @@ void Replicas::share(ReplicaSlot& slot) {
   slot.shares_parameters = all_shared();
   all_share_parameters_ = all_share_parameters_ && slot.shares_parameters;
   if (slot.shares_parameters) return;
+  for (size_t p = 0; p < slot.parameters.size(); ++p) {
+    // Gradients are added up in memory order.
+    const stg_tensor_view& mine = slot.parameters[p]->view;
+    const stg_tensor_view& its = root().parameters[p]->view;
+    if ((is_dense(mine) || is_dense(its)) && !same_layout(mine, its)) {
+      throw invalid_argument("parameter ", slot.parameter_infos[p].names[0],
+                             " lies in another order in memory (other strides) than the root's; replicas must be alike");
+    }
+  }
   const auto fixed = std::find(slot.pinned.begin(), slot.pinned.end(), false);
   if (fixed != slot.pinned.end()) {
     throw failed_precondition(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // docs/semantics.md, "Gradients": sparse ones, as any model may give them.
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -62,6 +63,37 @@ TEST_CASE("sparse gradients are summed over micro-batches and replicas with the 
       CHECK(results[0] == results[1]);
       CHECK(results[0][5 * 39] != 0);
       CHECK(results[0][5 * 38] == 0);
+    }
+  }
+}
+
+TEST_CASE("in mixed precision sparse gradients are weighted, unscaled and looked at for overflows as dense ones are") {
+  for (const std::string precision : {"bf16-mixed", "16-mixed"}) {
+    for (const bool overflows : {false, true}) {
+      std::vector<std::string> results;
+      for (const Kind kind : {Kind::sparse, Kind::dense}) {
+        const auto model = table_of(kind);
+        if (overflows) {
+          const auto step = model->on_step;
+          model->on_step = [step](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
+            ToyStep made = step(replica, context, batch);
+            if (context.replica != 1) return made;
+            if (!made.gradients[0].empty()) made.gradients[0][5] = INFINITY;
+            for (auto& [index, sparse] : made.sparse_gradients) *first_element<float>(sparse.values->view) = INFINITY;
+            return made;
+          };
+        }
+        Instance instance("data_parallel",
+                          R"({"devices": 3, "optimizer": {"name": "sgd", "lr": 1}, "precision": ")" + precision + "\"}");
+        instance.setup(*model);
+        instance.accumulate(batch_of({1, 2, 3, 3, 1, 2, 39}));
+        const StepOutcome outcome = instance.train(batch_of({39, 7, 1, 20}), 0.1);
+        CHECK(outcome.update.outcome == (overflows && precision == "16-mixed" ? STG_UPDATE_SKIPPED_OVERFLOW : STG_UPDATE_DONE));
+        if (!overflows) results.push_back(model_bytes(instance.export_state()));
+        if (overflows && precision == "16-mixed") CHECK(instance.values("table") == std::vector<double>(200, 1));
+        if (!overflows) CHECK(instance.values("table") != std::vector<double>(200, 1));
+      }
+      if (!overflows) CHECK(results[0] == results[1]);
     }
   }
 }

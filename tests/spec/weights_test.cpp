@@ -207,6 +207,37 @@ TEST_CASE("gradients that lie in the model's own memory, without a deleter, are 
   CHECK(instance.value("weight") == -3);
 }
 
+TEST_CASE("replicas whose parameters lie in different orders in memory are bound to the root's, or refused") {
+  // Gradients are added up in memory order.
+  const auto run = [](bool binds) {
+    const std::vector<ToyParameter> parameters{{{"weight"}, {2, 3}, std::vector<double>(6, 0)}};
+    ToyModel model(parameters, [](ToyReplica&, const stg_step_context&, const stg_value&) {
+      ToyStep step;
+      step.outputs = scalar(0);
+      step.gradients = {{1, 2, 3, 4, 5, 6}};
+      return step;
+    });
+    static const auto original = model.table.replicate;
+    model.table.replicate = [](void* self, const stg_replicate_args* args, stg_replica** out) -> stg_error* {
+      if (stg_error* error = original(self, args, out)) return error;
+      if (args->replica == 0) return nullptr;
+      TensorPtr& weight = reinterpret_cast<ToyReplica*>(*out)->parameters[0];
+      const std::shared_ptr<stg_tensor> memory{weight.release(), TensorRelease{}};
+      weight = make_strided_tensor(memory, memory->view.data, float32, {2, 3}, {1, 2}, 0, {STG_DEVICE_CPU, 0});
+      return nullptr;
+    };
+    if (!binds) model.table.bind = nullptr;
+    Instance instance("data_parallel", sgd_config(2));
+    instance.setup(model);
+    instance.train(batch_of({1, 1}));
+    CHECK(instance.values("weight") == std::vector<double>{-1, -2, -3, -4, -5, -6});
+  };
+  run(true);
+  const Error error = error_of([&] { run(false); });
+  CHECK(error.code == STG_INVALID_ARGUMENT);
+  CHECK_THAT(error.message, Catch::Contains("weight") && Catch::Contains("order in memory") && Catch::Contains("replica 1"));
+}
+
 TEST_CASE("a last window of fewer micro-batches steps with what it has") {
   // Accumulate 4, x = 1,1,1,1 then 2,4.
   for (const std::string strategy : {"single_device", "data_parallel"}) {
