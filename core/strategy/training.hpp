@@ -21,12 +21,24 @@ struct Training {
     // Momentum moves all rows that ever had a gradient.
     const bool has_momentum = options.optimizer && options.optimizer->name == "sgd" && options.optimizer->momentum != 0;
     gradients.emplace(replicas.root(), replicas.size(), has_momentum);
-    if (options.scales_loss) scaler.emplace();
+    if (options.scales_loss) {
+      refuse_float16(replicas.root());
+      scaler.emplace();
+    }
     if (options.optimizer) optimizer.emplace(*options.optimizer, replicas.root(), *gradients);
   }
 
   /// What losses are multiplied by in backward.
   double loss_scale() const { return scaler ? scaler->scale : 1; }
+
+  static void refuse_float16(const ReplicaSlot& root) {
+    for (const ParameterInfo& info : root.parameter_infos) {
+      if (!info.requires_grad || info.dtype.code != STG_DTYPE_FLOAT || info.dtype.bits != 16) continue;
+      throw invalid_argument("parameter ", info.names[0],
+                             " is float16, whose gradient 16-mixed would multiply by the loss scale; ",
+                             "keep it in float32: autocast computes in float16 all the same");
+    }
+  }
 
   Replicas replicas;
   std::optional<ReducedGradients> gradients;  ///< in fit

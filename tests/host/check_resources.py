@@ -62,13 +62,15 @@ def check_threads(folder):
 
 
 def check_memory(folder):
-    sizes_mb = []
-    for max_steps in (300, 3000):
-        config = write_config(folder, {"name": "data_parallel", "devices": 2}, [NUM_INPUTS, 4, 2], batch_size=2, max_steps=max_steps)
-        sizes_mb.append(fit(config)[2])
-    # Keeping each batch would take 12 MB more, and as much again those of validation.
-    print(f"{sizes_mb[0]:.1f} MB for 300 batches, {sizes_mb[1]:.1f} MB for 3000")
-    assert sizes_mb[1] - sizes_mb[0] < 4
+    for devices, precision in ((2, "32-true"), (2, "bf16-mixed"), (1, "16-mixed")):
+        sizes_mb = []
+        for max_steps in (300, 3000):
+            config = write_config(folder, {"name": "data_parallel", "devices": devices}, [NUM_INPUTS, 4, 2], batch_size=2,
+                                  max_steps=max_steps, precision=precision)
+            sizes_mb.append(fit(config)[2])
+        # Keeping each batch would take 12 MB more, and as much again those of validation; the cast weights of each step 11 MB.
+        print(f"{precision}: {sizes_mb[0]:.1f} MB for 300 batches, {sizes_mb[1]:.1f} MB for 3000")
+        assert sizes_mb[1] - sizes_mb[0] < 4
 
 
 def main():

@@ -23,7 +23,7 @@ def write_npy(path, code, dtype, shape, values):
     path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + struct.pack(f"<{len(values)}{code}", *values))
 
 
-def write_run(folder, strategy, devices):
+def write_run(folder, strategy, devices, precision):
     """The config of a small run with dropout, buffers, momentum and shuffling."""
     random.seed(7)
     inputs = [random.gauss(0, 1) for _ in range(NUM_ROWS * 4)]
@@ -31,7 +31,7 @@ def write_run(folder, strategy, devices):
     write_npy(folder / "y.npy", "q", "<i8", (NUM_ROWS,), [int(sum(inputs[4 * i:4 * i + 4]) > 0) for i in range(NUM_ROWS)])
     files = {"format": "npy", "inputs": "x.npy", "targets": "y.npy", "batch_size": BATCH_SIZE}
     config = {
-        "strategy": {"name": strategy, "accelerator": "cpu", "devices": devices}, "seed": 3,
+        "strategy": {"name": strategy, "accelerator": "cpu", "devices": devices}, "seed": 3, "precision": precision,
         "model": {"kind": "library", "path": sys.argv[2], "options": {"sizes": [4, 16, 2], "dropout": 0.5, "buffers": True}},
         "optimizer": {"name": "adamw", "lr": 0.01}, "scheduler": {"name": "cosine", "warmup_steps": 5},
         "data": {"train": {**files, "shuffle": True}, "validation": files},
@@ -76,13 +76,14 @@ def differences(unbroken, resumed):
 
 
 def main():
-    for strategy, devices in (("data_parallel", 2), ("single_device", 1)):
+    for strategy, devices, precision in (("data_parallel", 2, "32-true"), ("data_parallel", 2, "16-mixed"),
+                                         ("single_device", 1, "32-true"), ("single_device", 1, "bf16-mixed")):
         with tempfile.TemporaryDirectory() as name:
             runs = []
             for kind in ("unbroken", "resumed"):
                 folder = pathlib.Path(name, kind)
                 folder.mkdir()
-                config = write_run(folder, strategy, devices)
+                config = write_run(folder, strategy, devices, precision)
                 if kind == "resumed":
                     kill_in_mid_run(config)
                     killed_at = max(folder.glob("run/step-*")).name
@@ -92,8 +93,8 @@ def main():
                 runs.append({**run, "metrics": folder / "metrics.jsonl"})
             assert runs[0]["steps"] == EPOCHS * -(-NUM_ROWS // BATCH_SIZE), runs[0]
             found = list(differences(*runs))
-            assert not found, f"{strategy}, killed after {killed_at}: {found}"
-            print(f"{strategy}: killed after {killed_at}, resumed, equal to the bit after {runs[0]['steps']} steps")
+            assert not found, f"{strategy}, {precision}, killed after {killed_at}: {found}"
+            print(f"{strategy}, {precision}: killed after {killed_at}, resumed, equal to the bit after {runs[0]['steps']} steps")
 
 
 if __name__ == "__main__":

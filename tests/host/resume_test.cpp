@@ -53,6 +53,23 @@ TEST_CASE("A killed run goes on at the next batch of the same epoch") {
   check_as_unbroken(run, settings);
 }
 
+TEST_CASE("A run in 16-mixed that overflowed and was killed goes on with its loss scale and its count of good updates") {
+  const Run run(any_strategy(), {3e38F, 1, 2, 3, 4, 5, 6, 7});
+  const std::vector<std::string> settings = {"precision=16-mixed", "trainer.max_epochs=2", "checkpoint.every_n_steps=3",
+                                             "trainer.log_every_n_steps=1"};
+  CHECK(run.fit(settings + std::vector<std::string>{raise_at(5, SIGKILL)}).code == 128 + SIGKILL);
+  const Json state = Json::parse(read_file(run.folder / "run/step-00000003/state.json"));
+  CHECK(state.at("scaler") == Json{{"scale", 32768.0}, {"good_steps", 3}});
+  const Finished resumed = run.resume(settings);
+  INFO(resumed.err);
+  REQUIRE(resumed.code == 0);
+  CHECK(resumed.json()["steps"] == 14);  // the first batch overflows in the second epoch, too
+  const Doubles scales = run.values("fit", "loss_scale");
+  CHECK(Doubles(scales.begin(), scales.begin() + 7) == Doubles(7, 32768));
+  CHECK(Doubles(scales.begin() + 7, scales.end()) == Doubles(7, 16384));
+  check_as_unbroken(run, settings);
+}
+
 TEST_CASE("A run killed after the save at an epoch's end sees the next epoch once") {
   Run run(any_strategy());
   const std::vector<std::string> settings = {"trainer.max_epochs=2", "checkpoint.every_n_steps=10",

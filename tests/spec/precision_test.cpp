@@ -11,6 +11,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <atomic>
 #include <cmath>
 #include <random>
 
@@ -121,6 +122,26 @@ class Typed : public TensorModel {
 void lower_scale(Instance& instance, const std::string& precision) {
   if (precision == "16-mixed") instance.import_state(with_scaler(instance.export_state(), 1024, 0));
 }
+
+// Notes in which state its backward runs.
+class Hooked : public TensorModel {
+ public:
+  explicit Hooked(const nlohmann::json&) : w_(register_parameter("w", at::ones({4, 4}))) {}
+  StepOutput training_step(const Batch& batch, const StepContext&) override {
+    const at::Tensor made = at::linear(batch["x"].tensor(), w_);
+    made.register_hook([](const at::Tensor& gradient) {
+      if (at::autocast::is_autocast_enabled(at::kCPU)) ++num_casting;
+      ++num_backwards;
+      return gradient;
+    });
+    return made.to(at::kFloat).mean();
+  }
+  static inline std::atomic<int> num_casting{0};
+  static inline std::atomic<int> num_backwards{0};
+
+ private:
+  at::Tensor w_;
+};
 
 struct CallerState {
   bool is_enabled = at::autocast::is_autocast_enabled(at::kCPU);
@@ -233,6 +254,21 @@ TEST_CASE("nothing of autocast leaks to the calling thread, which is replica 0's
   CHECK(before == CallerState());
   const at::Tensor w = at::ones({2, 2}).requires_grad_();
   CHECK(at::linear(at::ones({2, 2}), w).scalar_type() == (host_casts ? at::kHalf : at::kFloat));
+}
+
+TEST_CASE("backward runs without autocast, in the types that forward chose") {
+  const bool host_casts = GENERATE(false, true);
+  std::optional<HostAutocast> host;
+  if (host_casts) host.emplace(at::kBFloat16);
+  Hooked::num_backwards = 0;
+  Instance instance("data_parallel", config(2, "bf16-mixed"));
+  const ModelPtr model = model_of<Hooked>();
+  instance.setup(model.get());
+  instance.train(batch_with(at::ones({4, 4})));
+  instance.training_step(batch_with(at::ones({4, 4})));
+  instance.backward(true);
+  CHECK(Hooked::num_backwards == 4);
+  CHECK(Hooked::num_casting == 0);
 }
 
 TEST_CASE("a host that is itself under autocast changes nothing, with the same type, another one, or none asked for") {

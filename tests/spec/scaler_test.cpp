@@ -454,6 +454,43 @@ TEST_CASE("a state without a scaler is reported, strictly an error; a scaler tha
   CHECK(find(evaluates.import_state(plain.export_state()).root(), "missing")->count == 0);
 }
 
+TEST_CASE("a float16 parameter is refused in 16-mixed, by its name, unless it is frozen or the run evaluates") {
+  const auto model = linear_model(0, {STG_DTYPE_FLOAT, 16, 1});
+  const auto set_up = [&](const std::string& precision, uint64_t stage) {
+    Instance instance("data_parallel", sgd_config(2, precision));
+    instance.setup(*model, stage);
+  };
+  CHECK_THAT(error_of([&] { set_up(mixed, STG_STAGE_FIT); }).message,
+             Contains("parameter weight is float16") && Contains("float32"));
+  set_up(mixed, STG_STAGE_VALIDATE);
+  set_up(R"(, "precision": "bf16-mixed")", STG_STAGE_FIT);
+  model->parameters[0].flags &= ~STG_PARAMETER_REQUIRES_GRAD;
+  set_up(mixed, STG_STAGE_FIT);
+}
+
+TEST_CASE("an overflow in a sparse gradient skips the update, too") {
+  double value = 1;
+  std::vector<ToyParameter> parameters{{{"table"}, {4, 1}, {1, 1, 1, 1}}};
+  ToyModel model(parameters, [&](ToyReplica& replica, const stg_step_context&, const stg_value&) {
+    ToyStep step;
+    step.outputs = scalar(1);
+    step.gradients = {{}};
+    const double here = replica.args.replica == 1 ? value : 1;
+    step.sparse_gradients[0] = {tensor_of({2}, {1, 1}, int64), tensor_of({here}, {1, 1}), {4, 1}};
+    return step;
+  });
+  Instance instance("data_parallel", sgd_config(2, mixed));
+  instance.setup(model);
+  instance.accumulate(batch_of({1, 1, 1}));  // shares of two rows and one
+  CHECK(instance.train(batch_of({1, 1})).update.outcome == STG_UPDATE_DONE);
+  CHECK(instance.values("table") == std::vector<double>{1, 1, 0, 1});
+  value = inf;
+  const stg_update_result skipped = instance.train(batch_of({1, 1})).update;
+  CHECK(skipped.outcome == STG_UPDATE_SKIPPED_OVERFLOW);
+  CHECK(skipped.loss_scale == 32768);
+  CHECK(instance.values("table") == std::vector<double>{1, 1, 0, 1});
+}
+
 TEST_CASE("a scaler that can't be one is an error that says why, and changes nothing") {
   const auto model = linear_model();
   Instance instance("single_device", sgd_config(1, mixed));
