@@ -139,6 +139,26 @@ def run_ddp(folder, jobs, device_counts):
 # --- the check
 
 
+def why_not(case, precision):
+    """What PyTorch says where it can't run the network in this precision on this CPU; None where it can."""
+    try:
+        gradients_of(case, case.module().to(precision.dtype), case.batch(2, precision.dtype, 0), 1, precision.autocast_dtype)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+
+
+def check_refused(folder, case, precision_name, trajectory, reason):
+    """The strategy hands on what LibTorch says."""
+    library, model, options = model_of(case, "cpp", folder)
+    batches = pathlib.Path(folder, "in.safetensors")
+    trajectory.write(batches)
+    config = {"precision": precision_name}
+    result = subprocess.run([STEP_GRADIENTS, "data_parallel", json.dumps(config), library, model, json.dumps(options), batches, batches],
+                            capture_output=True, text=True)
+    assert result.returncode == 1 and reason[:60] in result.stderr, f"PyTorch says {reason!r}; ours: {result.stderr}"
+    print(f"{case.name:20} {precision_name:16} can't be run by this LibTorch on this CPU: {reason[:60]}...", flush=True)
+
+
 def check(folder, case, precision_name, trajectory, strategies, kinds):
     precision = PRECISIONS[precision_name]
     batches = pathlib.Path(folder, "in.safetensors")
@@ -181,11 +201,15 @@ def main():
             for dtype in {PRECISIONS[precision].dtype for precision in precisions}:
                 trajectories[name, dtype] = Trajectory(CASES[name], dtype, num_steps)
                 torch.save((trajectories[name, dtype].batches, trajectories[name, dtype].weights), pathlib.Path(folder, f"{name}-{dtype}.pt"))
-        run_ddp(folder, [(name, precision) for name in kinds for precision in precisions if not CASES[name].has_dropout],
+        reasons = {(name, precision): why_not(CASES[name], PRECISIONS[precision]) for name in kinds for precision in precisions}
+        run_ddp(folder, [job for job, reason in reasons.items() if reason is None and not CASES[job[0]].has_dropout],
                 [num_devices for _, num_devices in strategies if num_devices > 1])
-        for name in kinds:
-            for precision in precisions:
-                check(folder, CASES[name], precision, trajectories[name, PRECISIONS[precision].dtype], strategies, kinds[name])
+        for (name, precision), reason in reasons.items():
+            trajectory = trajectories[name, PRECISIONS[precision].dtype]
+            if reason is None:
+                check(folder, CASES[name], precision, trajectory, strategies, kinds[name])
+            else:
+                check_refused(folder, CASES[name], precision, trajectory, reason)
     finish()
 
 
