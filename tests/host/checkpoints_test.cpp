@@ -88,6 +88,60 @@ TEST_CASE("Without keep_last all stay") {
   CHECK(run.left() == Names{"last", "step-00000001", "step-00000002", "step-00000003"});
 }
 
+TEST_CASE("The best stay beside keep_last's, and those that were saved for being best go when they are it no more") {
+  Run run(1);
+  Checkpoints checkpoints = run.open();
+  checkpoints.save(1, save_whole, {1}, true);
+  checkpoints.save(2, save_whole, {1});
+  CHECK(run.left() == Names{"best", "last", "step-00000001", "step-00000002"});
+  checkpoints.save(3, save_whole, {3, 1}, true);
+  CHECK(run.left() == Names{"best", "last", "step-00000001", "step-00000002", "step-00000003"});
+  CHECK(read_file(run.config.dir / "best") == "step-00000003\n");
+  checkpoints.save(4, save_whole, {3});
+  CHECK(run.left() == Names{"best", "last", "step-00000003", "step-00000004"});
+  // The newest stays, whatever it was saved for, until there is a newer one.
+  checkpoints.save(5, save_whole, {5}, true);
+  CHECK(run.left() == Names{"best", "last", "step-00000004", "step-00000005"});
+  checkpoints.keep_newest();
+  CHECK(run.left() == Names{"best", "last", "step-00000005"});
+}
+
+TEST_CASE("After a resume the best of before stay until they are it no more") {
+  Run run(1);
+  run.open().save(1, save_whole, {1}, true);
+  run.open(1).save(2, save_whole, {1});
+  CHECK(run.left() == Names{"best", "last", "step-00000001", "step-00000002"});
+  run.open(2).save(3, save_whole, {3});
+  CHECK(run.left() == Names{"best", "last", "step-00000003"});
+}
+
+TEST_CASE("A killed save leaves `best` at a whole checkpoint, which goes on to be it") {
+  // Killed between the two pointers: `best` is new, `last` is old.
+  Run run(1);
+  run.open().save(1, save_whole, {1}, true);
+  save_whole((run.config.dir / "step-00000002").string());
+  write_file(run.config.dir / "best", "step-00000002\n");
+  Checkpoints checkpoints = run.open(1);
+  CHECK(checkpoint_candidates(run.config.dir / "best") == std::vector<fs::path>{run.config.dir / "step-00000002"});
+  checkpoints.save(2, save_whole, {2});
+  CHECK(run.left() == Names{"best", "last", "step-00000002"});
+}
+
+TEST_CASE("A folder that somebody has called best is left alone by a run without a monitor") {
+  Run run(1);
+  save_whole((run.config.dir / "best").string());
+  run.open().save(1, save_whole);
+  CHECK(run.left() == Names{"best", "last", "step-00000001"});
+  CHECK(checkpoint_candidates(run.config.dir / "best") == std::vector<fs::path>{run.config.dir / "best"});
+}
+
+TEST_CASE("A file that names no checkpoint is none") {
+  const TemporaryFolder folder;
+  write_file(folder / "best", "nothing\n");
+  CHECK(error_of([&] { checkpoint_candidates(folder / "best"); }).message ==
+        (folder / "best").string() + " is a file that names no checkpoint");
+}
+
 TEST_CASE("A save that fails leaves the one before, and `last` points to that") {
   Run run(1);
   Checkpoints checkpoints = run.open();

@@ -98,6 +98,17 @@ TEST_CASE("A shuffled run with momentum and accumulation goes on bitwise as the 
   check_as_unbroken(run, settings);
 }
 
+TEST_CASE("The loss scale and what was skipped go on where they were") {
+  Run run(any_strategy(), {3e38F, 1, 1, 1, 1, 1});
+  const std::vector<std::string> settings = {"checkpoint.every_n_steps=3", "trainer.log_every_n_steps=1", "precision=16-mixed"};
+  CHECK(run.fit(settings + std::vector<std::string>{raise_at(4, SIGKILL)}).code == 128 + SIGKILL);
+  const Finished resumed = run.resume(settings);
+  REQUIRE(resumed.code == 0);
+  CHECK(resumed.json()["skipped_updates"] == 1);
+  CHECK(run.values("fit", "loss_scale") == Doubles(5, 32768));
+  check_as_unbroken(run, settings);
+}
+
 TEST_CASE("A resumed schedule goes on where it was, not further") {
   Run run("single_device", std::vector<float>(100, 0));
   const std::vector<std::string> settings = {"trainer.max_steps=100", "checkpoint.every_n_steps=25",
