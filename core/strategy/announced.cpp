@@ -67,7 +67,7 @@ uint64_t AnnouncedBatches::announce(Tree batch, Use use, const std::optional<Spl
   entry->ticket = ++last_ticket_;
   entry->use = use;
   if (options) entry->options = *options;
-  if (options && options->floating_dtype.bits != 0 && !on_caller_thread_ && !has_opaque(batch.root())) {
+  if (options && options->floating_dtype.bits != 0 && has_thread_ && !has_opaque(batch.root())) {
     entry->batch = std::make_shared<const Tree>(std::move(batch));
     hand_to_thread(entry);
   } else {

@@ -4,7 +4,8 @@
 // wait, since the one of a step is still there when the next is announced, before that step runs.
 //
 // Splitting alone makes views and costs less than waking a thread: it is done in the announcing call. Copying is done by a thread, from
-// the first batch that needs it to the end of this object; a step that comes before the thread has begun does it itself. The thread runs
+// the first batch that needs it to the end of this object; a step that comes before the thread has begun does it itself. Without a core
+// to spare the announcing call copies: a thread would only push the step's own aside, which meet at barriers. The thread runs
 // nothing of the host's: a batch with opaque values, which are retained on the calling thread, is copied there, and what is to be
 // released is released by the step. A batch that the model splits itself only waits here.
 //
@@ -32,7 +33,8 @@ class AnnouncedBatches {
     int64_t dataloader_index = 0;
   };
 
-  explicit AnnouncedBatches(bool on_caller_thread) : on_caller_thread_(on_caller_thread) {}
+  /// `has_thread`: there may be one, since a core is free beside a step.
+  explicit AnnouncedBatches(bool has_thread) : has_thread_(has_thread) {}
   AnnouncedBatches(const AnnouncedBatches&) = delete;
   AnnouncedBatches& operator=(const AnnouncedBatches&) = delete;
   /// Joins.
@@ -55,7 +57,7 @@ class AnnouncedBatches {
   void withdraw(const std::shared_ptr<Entry>& entry);
   void work();
 
-  const bool on_caller_thread_;
+  const bool has_thread_;
   uint64_t last_ticket_ = 0;
   std::deque<std::shared_ptr<Entry>> entries_;  // until a step takes them
 

@@ -69,7 +69,9 @@ void Engine::setup(const Call& call, Model model, Tree state, uint32_t stage) {
   workers.num_workers = num_replicas;
   workers.on_caller_thread = on_caller_thread_;
   workers.initialise_thread = [threads_here = threads_per_replica_] { set_thread_intra_op(static_cast<int>(threads_here)); };
-  auto announced = std::make_unique<AnnouncedBatches>(on_caller_thread_);
+  const size_t num_busy =
+      num_replicas * (threads_per_replica_ == 0 ? static_cast<size_t>(at::get_num_threads()) : threads_per_replica_);
+  auto announced = std::make_unique<AnnouncedBatches>(!on_caller_thread_ && num_busy < num_usable_cores());
   replace_workers(std::make_unique<Workers>(std::move(workers)));
   announced_ = std::move(announced);
   training_ = std::move(training);

@@ -53,13 +53,6 @@ uint32_t spin_until_changed(const std::atomic<uint32_t>& word, uint32_t value, u
   return seen;
 }
 
-size_t num_usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return std::max(1u, std::thread::hardware_concurrency());
-  return static_cast<size_t>(std::max(1, CPU_COUNT(&set)));
-}
-
 // Threads that are started while this lives begin with all signals blocked.
 class BlockedSignals {
  public:
@@ -77,6 +70,13 @@ class BlockedSignals {
 };
 
 }  // namespace
+
+size_t num_usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return std::max(1u, std::thread::hardware_concurrency());
+  return static_cast<size_t>(std::max(1, CPU_COUNT(&set)));
+}
 
 std::thread start_thread(const std::string& name, std::function<void()> body) {
   const BlockedSignals blocked;

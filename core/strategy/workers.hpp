@@ -33,6 +33,9 @@ namespace stratagem {
 /// A thread of ours: the host's signals are for the host's threads, so all are blocked in it. At most 15 characters of the name are seen.
 std::thread start_thread(const std::string& name, std::function<void()> body);
 
+/// Of those that this process may run on.
+size_t num_usable_cores();
+
 class Workers {
  public:
   struct Phase {
