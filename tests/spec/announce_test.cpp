@@ -110,7 +110,7 @@ bool num_own_threads_becomes(int64_t expected) {
 
 // A batch whose release is noted, and on which thread.
 struct Watched {
-  std::vector<float> elements{1, 2, 3, 4};
+  std::vector<double> elements{1, 2, 3, 4};  // as 64-true has them: a copy would let the batch go
   int64_t size = 4;
   stg_tensor tensor{};
   stg_entry entry{};
@@ -122,7 +122,7 @@ struct Watched {
     tensor.view.data = elements.data();
     tensor.view.device = {STG_DEVICE_CPU, 0};
     tensor.view.num_dims = 1;
-    tensor.view.dtype = float32;
+    tensor.view.dtype = float64;
     tensor.view.shape = &size;
     entry.key = to_abi("x");
     entry.value.type = STG_TENSOR;
