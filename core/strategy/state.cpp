@@ -360,6 +360,7 @@ class Import {
     if (const auto unexpected = others(report_.unexpected); !unexpected.empty())
       parts.push_back("unexpected: " + join(unexpected));
     if (!misfits_.empty()) parts.push_back("different: " + join(misfits_));
+    if (training_.scaler && !scaler_) parts.emplace_back("the scaler is the loss scale, which only a run in 16-mixed saves");
     throw invalid_argument("the state doesn't fit the model; ", join(parts, "; "),
                            " (import without STG_IMPORT_STRICT takes what fits)");
   }

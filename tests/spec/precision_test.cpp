@@ -211,7 +211,7 @@ TEST_CASE("a weight that is used several times in a step gives the same bits in 
     for (int step = 0; step < 3; ++step) instance.train(repeating_batch(step), 0.1);
     bits += model_bytes(instance.export_state());
     if (run == 0) expected = bits;
-    REQUIRE(bits == expected);
+    REQUIRE((bits == expected));  // in brackets: not shown
   }
 }
 
