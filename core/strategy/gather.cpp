@@ -16,9 +16,12 @@ namespace {
 using Parts = std::vector<stg_value*>;
 
 bool has_only_strings(const stg_value& value) {
-  if (value.type == STG_STRING) return true;
-  if (value.type != STG_LIST) return false;
-  return std::all_of(value.as.items, value.as.items + value.count, has_only_strings);
+  if (value.type == STG_DICT) {
+    return std::all_of(value.as.entries, value.as.entries + value.count,
+                       [](const stg_entry& entry) { return has_only_strings(entry.value); });
+  }
+  if (is_container(value)) return std::all_of(value.as.items, value.as.items + value.count, has_only_strings);
+  return value.type == STG_STRING;
 }
 
 // A foreign value as ours: tensors and opaques change hands.
@@ -54,7 +57,7 @@ class Gatherer {
       case STG_DICT:
         return entries(parts, path);
       case STG_OPAQUE:
-        return opaques(parts);
+        return opaques(parts, path);
       default: {
         List list;
         for (stg_value* part : parts) list.push_back(take_part(*part));
@@ -181,15 +184,20 @@ class Gatherer {
   }
 
   // Metrics bring their own reduction; other objects are listed.
-  static Value opaques(const Parts& parts) {
+  static Value opaques(const Parts& parts, const KeyPath& path) {
     std::vector<stg_opaque*> objects;
     for (const stg_value* part : parts) objects.push_back(part->as.opaque);
     if (objects[0]->reduce != nullptr && std::all_of(objects.begin(), objects.end(), [&](const stg_opaque* object) {
           return object->reduce == objects[0]->reduce;
         })) {
       stg_opaque* merged = nullptr;
-      check(objects[0]->reduce(objects.data(), objects.size(), &merged));
-      if (merged == nullptr) throw invalid_argument("the reduce of an opaque ", text_of(objects[0]->type_name), " gave null");
+      const auto place = [&] { return concat("the reduce of the ", text_of(objects[0]->type_name), " at ", path); };
+      try {
+        check(objects[0]->reduce(objects.data(), objects.size(), &merged));
+      } catch (const Error& error) {
+        throw error.within(place(), error.replica, error.device);
+      }
+      if (merged == nullptr) throw invalid_argument(place(), " gave null");
       return OpaquePtr{merged};
     }
     List list;

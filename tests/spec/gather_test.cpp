@@ -2,6 +2,7 @@
 //
 // docs/semantics.md, "Gathering outputs".
 #include "spec/instance.hpp"
+#include "spec/trees.hpp"
 #include "support/catch.hpp"
 
 using namespace stratagem;
@@ -34,15 +35,6 @@ Error refused(const Outputs& outputs) {
   CHECK(error.code == STG_INVALID_ARGUMENT);
   return error;
 }
-
-template <class... Entries>
-Dict dict_of(Entries... entries) {
-  Dict dict;
-  (dict.push_back(std::move(entries)), ...);
-  return dict;
-}
-
-std::pair<std::string, Value> entry(const char* key, Value value) { return {key, std::move(value)}; }
 
 std::string dtype_of(const stg_value& value) { return dtype_name(value.as.tensor->view.dtype); }
 

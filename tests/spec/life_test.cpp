@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // docs/semantics.md, "Construction" and "The interface": configs, devices, setup and teardown.
-#include <chrono>
-#include <filesystem>
 #include <map>
 #include <mutex>
 #include <thread>
 
-#include "spec/instance.hpp"
+#include "spec/watch.hpp"
 #include "support/catch.hpp"
 
 using namespace stratagem;
@@ -31,18 +29,6 @@ std::vector<int32_t> device_indices(Instance& instance) {
     indices.push_back(devices[i].index);
   }
   return indices;
-}
-
-size_t num_threads() {
-  const std::filesystem::directory_iterator tasks("/proc/self/task");
-  return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
-}
-
-// A thread that was joined stands in the list for a moment more.
-bool num_threads_becomes(size_t expected) {
-  const auto last = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (num_threads() != expected && std::chrono::steady_clock::now() < last) std::this_thread::yield();
-  return num_threads() == expected;
 }
 
 }  // namespace

@@ -2,9 +2,9 @@
 //
 // docs/semantics.md, "Equality": data_parallel on several devices against single_device, with models on LibTorch. In float32 training
 // itself amplifies rounding, so there each step is compared from equal weights; in float64 fifty steps are compared freely.
-#include <cmath>
 #include <random>
 
+#include "spec/distance.hpp"
 #include "spec/instance.hpp"
 #include "support/catch.hpp"
 
@@ -60,33 +60,6 @@ std::string config(const std::string& optimizer, int num_devices, const std::str
   // One thread per replica: OpenMP's waiting is slow where other programs share the cores.
   return concat("{\"devices\": ", num_devices, ", \"threads\": ", num_devices, ", \"seed\": 3, \"precision\": \"", precision,
                 "\", \"optimizer\": ", optimizer, "}");
-}
-
-// The largest over all tensors of |a-b| / max(|b|, 1e-3 x the norm of all), in the 2-norm.
-double distance(const stg_value& a, const stg_value& b) {
-  std::vector<double> differences, norms;
-  double whole = 0;
-  for (uint32_t e = 0; e < b.count; ++e) {
-    const stg_value* other = find(a, text_of(b.as.entries[e].key));
-    REQUIRE(other != nullptr);
-    REQUIRE(other->type == b.as.entries[e].value.type);
-    if (other->type != STG_TENSOR) continue;
-    const std::vector<double> x = numbers(*other);
-    const std::vector<double> y = numbers(b.as.entries[e].value);
-    double difference = 0;
-    double norm = 0;
-    for (size_t i = 0; i < y.size(); ++i) {
-      difference += (x[i] - y[i]) * (x[i] - y[i]);
-      norm += y[i] * y[i];
-    }
-    differences.push_back(std::sqrt(difference));
-    norms.push_back(std::sqrt(norm));
-    whole += norm;
-  }
-  double largest = 0;
-  for (size_t i = 0; i < norms.size(); ++i)
-    largest = std::max(largest, differences[i] / std::max(norms[i], 1e-3 * std::sqrt(whole)));
-  return largest;
 }
 
 double lr_of(const std::string& optimizer) { return optimizer.find("sgd") != std::string::npos ? 0.05 : 1e-3; }

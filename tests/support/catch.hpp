@@ -9,6 +9,7 @@ using Catch::Approx;
 namespace Catch {
 /// As version 2 calls it.
 inline auto Contains(const std::string& part) { return Matchers::ContainsSubstring(part); }
+inline auto rngSeed() { return getSeed(); }
 }  // namespace Catch
 #else
 #include <catch2/catch.hpp>
