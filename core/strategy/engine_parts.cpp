@@ -99,7 +99,7 @@ void Engine::forward(Step& step, size_t worker) {
   ReplicaSlot& slot = replicas[worker];
   const bool is_training = step.context.stage == STG_STAGE_FIT;
   slot.guarded("forward", [&] {
-    if (worker == 0 && is_training) replicas.save_buffers();
+    if (is_training) replicas.save(worker);
     slot.forward(step.context, std::move(step.shares.trees[worker]));
     step.weights[worker] = resolve_weight(step, worker, slot.step);
     if (!is_training) return;

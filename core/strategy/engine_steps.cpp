@@ -86,12 +86,12 @@ void Engine::run_or_clean_up(Body&& body) {
     body();
   } catch (const Error& error) {
     if ((error.own_flags() & STG_ERROR_INSTANCE_DRAINING) == 0) {
-      training_->replicas.restore_buffers();
+      training_->replicas.restore();
       forget_window();
     }
     throw;
   } catch (...) {
-    training_->replicas.restore_buffers();
+    training_->replicas.restore();
     forget_window();
     throw;
   }
@@ -102,7 +102,7 @@ void Engine::drop_waiting_step() {
   waiting_step_.reset();
   has_graph_.store(false);
   training_->replicas.drop_graphs();
-  training_->replicas.forget_saved_buffers();
+  training_->replicas.forget_saved();
 }
 
 void Engine::forget_window() {
@@ -245,7 +245,7 @@ StepResult Engine::train_batch(const Call& call, StepArgs args, UpdateResult& up
     if (is_last) add_reduction_phases(phases, update);
     workers_->run(call, std::move(phases));
   });
-  training_->replicas.forget_saved_buffers();
+  training_->replicas.forget_saved();
   if (is_last) {
     end_window(*update);
     update_result = update->result;

@@ -274,6 +274,21 @@ void ReplicaSlot::apply_weight() {
   gradients_weight = 1;
 }
 
+Tree ReplicaSlot::generator_state() const {
+  const stg_model& table = model_.model().table();
+  if (table.get_generator_state == nullptr) return {};
+  stg_tree out{};
+  check(table.get_generator_state(model_.model().self(), model_.get(), &out));
+  Tree tree{out};
+  if (tree.root().type != STG_BYTES)
+    throw invalid_argument("the model's generator state is a ", type_name(tree.root().type), "; it must be bytes");
+  return tree;
+}
+
+void ReplicaSlot::set_generator_state(const uint8_t* state, uint64_t size_bytes) const {
+  check(model_.model().table().set_generator_state(model_.model().self(), model_.get(), state, size_bytes));
+}
+
 void ReplicaSlot::drop_gradients() {
   for (TensorPtr& gradient : gradients) gradient.reset();
   for (std::optional<SparseRows>& rows : sparse_gradients) rows.reset();
@@ -387,7 +402,10 @@ void Replicas::mark_parameters_dirty() {
   for (const auto& slot : slots_) slot->parameters_dirty = true;
 }
 
-void Replicas::save_buffers() {
+void Replicas::save(size_t i) {
+  ReplicaSlot& slot = *slots_[i];
+  if (slot.model().model().table().set_generator_state != nullptr) slot.saved_generator = slot.generator_state();
+  if (i != 0) return;
   saved_buffers_.resize(root().buffers.size());
   for (size_t b = 0; b < saved_buffers_.size(); ++b) {
     if (!root().buffer_pinned[b]) continue;
@@ -401,12 +419,25 @@ void Replicas::save_buffers() {
   buffers_are_saved_ = true;
 }
 
-void Replicas::restore_buffers() {
-  if (!std::exchange(buffers_are_saved_, false)) return;
-  for (size_t b = 0; b < saved_buffers_.size(); ++b) {
+void Replicas::restore() noexcept {
+  for (const auto& slot : slots_) {
+    const stg_value state = slot->saved_generator.root();
+    try {
+      if (state.type != STG_NONE) slot->set_generator_state(state.as.bytes, state.count);
+    } catch (const Error&) {
+      // It draws other numbers then; what failed before is what has to be told.
+    }
+  }
+  for (size_t b = 0; buffers_are_saved_ && b < saved_buffers_.size(); ++b) {
     if (saved_buffers_[b]) copy_elements(root().buffers[b]->view, saved_buffers_[b]->view);
   }
   for (size_t i = 1; i < size(); ++i) copy_buffers(i);
+  forget_saved();
+}
+
+void Replicas::forget_saved() {
+  buffers_are_saved_ = false;
+  for (const auto& slot : slots_) slot->saved_generator = {};
 }
 
 void Replicas::drop_graphs() {

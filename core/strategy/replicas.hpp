@@ -57,6 +57,9 @@ class ReplicaSlot {
   /// Backward from the latest graph times `scale`, added to `gradients` times `weight`. One of 0 drops the graph unread.
   void backward(double scale, double weight, bool detect_anomaly);
   void drop_graph() { step.graph.reset(); }
+  /// Bytes; none where the model has no generator.
+  Tree generator_state() const;
+  void set_generator_state(const uint8_t* state, uint64_t size_bytes) const;
   void drop_gradients();
   /// A sparse gradient of the parameter becomes a dense one.
   void make_dense(size_t parameter);
@@ -71,9 +74,10 @@ class ReplicaSlot {
   ModelStep step;                                           ///< of the latest forward
   std::vector<TensorPtr> gradients;                         ///< by parameter; null: none yet, or a sparse one
   std::vector<std::optional<SparseRows>> sparse_gradients;  ///< by parameter
-  double gradients_weight = 1;                              ///< they are yet to be multiplied by it
-  bool shares_parameters = false;                           ///< with the root
-  bool parameters_dirty = false;                            ///< written since the model was last told
+  Tree saved_generator;            ///< its state before the step that is under way; none: there is no such step
+  double gradients_weight = 1;     ///< they are yet to be multiplied by it
+  bool shares_parameters = false;  ///< with the root
+  bool parameters_dirty = false;   ///< written since the model was last told
 
  private:
   // What one backward brings.
@@ -119,11 +123,11 @@ class Replicas {
   void copy_parameters(size_t i);
   void copy_buffers(size_t i);
   void mark_parameters_dirty();
-  /// What the root's buffers are now, to put back after a failed step.
-  void save_buffers();
-  void restore_buffers();
+  /// Before its forward: replica i's generator, and the root's buffers, to put back after a failed step.
+  void save(size_t i);
+  void restore() noexcept;
   /// The step went well: what was saved is not put back any more.
-  void forget_saved_buffers() { buffers_are_saved_ = false; }
+  void forget_saved();
   void drop_graphs();
   void drop_gradients();
 

@@ -62,18 +62,12 @@ Value export_scaler(const Training& training) {
 }
 
 Bytes generator_state(const ReplicaSlot& slot) {
-  const stg_model& table = slot.model().model().table();
-  stg_tree out{};
-  check(table.get_generator_state(slot.model().model().self(), slot.model().get(), &out));
-  const Tree tree{out};
-  if (tree.root().type != STG_BYTES)
-    throw invalid_argument("the model's generator state is a ", type_name(tree.root().type), "; it must be bytes");
+  const Tree tree = slot.generator_state();
   return Bytes{{tree.root().as.bytes, tree.root().as.bytes + tree.root().count}};
 }
 
 void set_generator_state(const ReplicaSlot& slot, const Bytes& state) {
-  const stg_model& table = slot.model().model().table();
-  check(table.set_generator_state(slot.model().model().self(), slot.model().get(), state.data.data(), state.data.size()));
+  slot.set_generator_state(state.data.data(), state.data.size());
 }
 
 List export_generators(Training& training) {

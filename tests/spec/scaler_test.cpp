@@ -431,7 +431,7 @@ TEST_CASE("the scaler is part of the state: a run that goes on from it, under an
   CHECK(good_steps_in(loaded.export_state()) == 3);
 }
 
-TEST_CASE("a state without a scaler is reported, strictly an error; a scaler that the run has no use for is reported only") {
+TEST_CASE("a state without a scaler is reported, strictly an error, and a scaler that the run has no use for is reported only") {
   const auto model = linear_model();
   Instance scaled("single_device", sgd_config(1, mixed));
   Instance plain("single_device", sgd_config(1));
