@@ -48,7 +48,7 @@ def rows(text):
 def test_names(ctest, build):
     listing = json.loads(subprocess.run([ctest, "--show-only=json-v1"], cwd=build, check=True, capture_output=True).stdout)
     names = {test["name"] for test in listing["tests"]}
-    return names | {name.split(": ", 1)[1] for name in names if ": " in name}
+    return names | {re.sub(r"^\w+: ?", "", name) for name in names}
 
 
 def main():
@@ -70,7 +70,6 @@ def main():
             if tests.startswith("("):
                 untested.append(sentence)
     faults += [f"no row for {sentence!r}" for sentence in semantics if sentence not in matched]
-    num_cases = 0
     for name, tests in [*rows(spec), *rows(cases)]:
         if tests.startswith("("):
             continue

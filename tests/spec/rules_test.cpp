@@ -30,14 +30,17 @@ std::unique_ptr<ToyModel> large_model(std::function<std::vector<double>(int32_t 
   return std::make_unique<ToyModel>(parameters, [gradient](ToyReplica&, const stg_step_context& context, const stg_value&) {
     ToyStep step;
     step.outputs = scalar(1);
-    step.gradients = {gradient(context.replica), {0.1, 0.2, 0.3}};
+    step.gradients = {gradient(context.replica), {0.125, 0.25, 0.375}};
     return step;
   });
 }
 
+// 20 bits each, of many magnitudes: eight of one add up exactly, the squares of all do not.
 std::vector<double> wave() {
   std::vector<double> values(num_elements);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = std::cos(0.37 * static_cast<double>(i));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = std::ldexp(std::round(std::cos(0.37 * static_cast<double>(i)) * 0x1p20), -20 - static_cast<int>(i % 13));
+  }
   return values;
 }
 
@@ -200,7 +203,7 @@ TEST_CASE("norm and update have the same bits for any number of devices and thre
   }
   for (const std::string& state : states) CHECK((state == states[0]));
   for (const double norm : norms) CHECK(norm == norms[0]);
-  double squares = 0.1 * 0.1 + 0.2 * 0.2 + 0.3 * 0.3;
+  double squares = 0.125 * 0.125 + 0.25 * 0.25 + 0.375 * 0.375;
   for (const double value : wave()) squares += value * value;
   CHECK(norms[0] == Approx(std::sqrt(squares)).epsilon(1e-6));
 }
@@ -238,6 +241,25 @@ TEST_CASE("a replica gets max(1, threads/N) threads, one alone gets all") {
     instance.setup(*model, STG_STAGE_PREDICT);
     CHECK(told == std::vector<uint32_t>(static_cast<size_t>(devices), expected));
   }
+}
+
+TEST_CASE("an overflow that skips an update leaves the buffers as forward made them") {
+  const auto model = linear_model(1);
+  ToyParameter count{{"count"}, {1}, {0}};
+  count.flags = STG_PARAMETER_PERSISTENT | STG_PARAMETER_PINNED;
+  model->buffers.push_back(count);
+  const auto step = model->on_step;
+  model->on_step = [step](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
+    *first_element<float>(replica.buffers[0]->view) += static_cast<float>(1 + context.replica);
+    ToyStep made = step(replica, context, batch);
+    made.gradients = {{std::nan("")}};
+    return made;
+  };
+  Instance instance("data_parallel", sgd_config(2, R"(, "precision": "16-mixed")"));
+  instance.setup(*model);
+  CHECK(instance.train(batch_of({1, 2})).update.outcome == STG_UPDATE_SKIPPED_OVERFLOW);
+  CHECK(instance.value("count") == 1);
+  CHECK(instance.value("weight") == 1);
 }
 
 TEST_CASE("setup with a state is strict, and leaves the instance as it was") {

@@ -312,7 +312,7 @@ TEST_CASE("clipping acts on the unscaled gradient") {
 }
 
 TEST_CASE(
-    "gradients for a host's own optimizer are unscaled; an overflow is an error that lowers the scale and drops the window") {
+    "gradients for a host's own optimizer are unscaled, and an overflow is an error that lowers the scale and drops the window") {
   Faulty faulty;
   Instance instance("data_parallel", R"({"devices": 2, "precision": "16-mixed"})");
   instance.setup(*faulty.model);

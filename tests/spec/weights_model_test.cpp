@@ -188,7 +188,7 @@ TEST_CASE("an embedding's sparse gradients train as its dense ones, on any numbe
   }
 }
 
-TEST_CASE("an embedding that is tied to a dense head has a dense gradient, which Adam takes; another it refuses") {
+TEST_CASE("an embedding that is tied to a dense head has a dense gradient, which Adam takes, and another it refuses") {
   const std::string adam = config(2, R"({"name": "adam"})");
   std::vector<std::vector<double>> results;
   for (const std::string options : {R"({"tied": true, "sparse": true})", R"({"tied": true, "sparse": false})"}) {
