@@ -121,21 +121,6 @@ TEST_CASE("a share is a view of a moved batch's memory, but for what another pre
   }
 }
 
-TEST_CASE("with a mean loss, shares that report no denominator count their rows") {
-  const auto model = linear_model();
-  const auto step = model->on_step;
-  model->on_step = [step](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
-    ToyStep made = step(replica, context, batch);
-    if (context.replica == 0) made.denominator = int64_t{7};
-    return made;
-  };
-  Instance instance("data_parallel", sgd_config(2));
-  instance.setup(*model);
-  const StepOutcome outcome = instance.train(batch_of({8, 8, 16}));
-  CHECK(outcome.weights == std::vector<double>{7, 1});
-  CHECK(instance.value("weight") == -(7 * 8 + 1 * 16) / 8.0);
-}
-
 TEST_CASE("a denominator makes a loss that is a sum a mean over it, and then all shares of a window must report one") {
   std::vector<ToyParameter> parameters{{{"weight"}, {1}, {0}}};
   // x sums up per share; the denominator is what the rows say, -1: none.
