@@ -107,6 +107,8 @@ class Import {
     plan_scaler();
     plan_generators();
     if (strict_) refuse();
+    // A state of another precision: the run scales as it would from its beginning, so that is no reason to refuse.
+    if (training_.scaler && !scaler_) report_.missing.emplace_back("scaler");
     apply();
     return std::move(report_);
   }
@@ -306,10 +308,7 @@ class Import {
       if (given != nullptr && training_.gradients) report_.unknown_keys.emplace_back("scaler");
       return;
     }
-    if (given == nullptr) {
-      report_.missing.emplace_back("scaler");
-      return;
-    }
+    if (given == nullptr) return;
     const stg_value* scale = find(*given, "scale");
     if (scale == nullptr || scale->type != STG_DOUBLE) throw invalid_argument("the state's scaler has no double under \"scale\"");
     if (!(scale->as.f64 >= LossScaler::smallest && scale->as.f64 <= LossScaler::largest))
@@ -354,7 +353,6 @@ class Import {
     if (const auto unexpected = others(report_.unexpected); !unexpected.empty())
       parts.push_back("unexpected: " + join(unexpected));
     if (!misfits_.empty()) parts.push_back("different: " + join(misfits_));
-    if (training_.scaler && !scaler_) parts.emplace_back("the scaler is the loss scale, which only a run in 16-mixed saves");
     throw invalid_argument("the state doesn't fit the model; ", join(parts, "; "),
                            " (import without STG_IMPORT_STRICT takes what fits)");
   }

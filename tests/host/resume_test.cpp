@@ -70,6 +70,21 @@ TEST_CASE("A run in 16-mixed that overflowed and was killed goes on with its los
   check_as_unbroken(run, settings);
 }
 
+TEST_CASE("A run goes on in another precision, to 16-mixed and back, with a warning that names it") {
+  const Run run(any_strategy());
+  CHECK(run.fit({"trainer.max_steps=2"}).code == 0);
+  int max_steps = 2;
+  for (const std::string precision : {"16-mixed", "bf16-mixed", "64-true", "16-mixed", "32-true"}) {
+    const Finished resumed =
+        run.resume({"precision=" + precision, "trainer.max_steps=" + std::to_string(++max_steps)});
+    INFO(resumed.err);
+    REQUIRE(resumed.code == 0);
+    CHECK(resumed.json()["steps"] == max_steps);
+    CHECK(resumed.err == Contains{"warning: /precision is "});
+    CHECK(resumed.err == Contains{"\"" + precision + "\" in the config"});
+  }
+}
+
 TEST_CASE("A run killed after the save at an epoch's end sees the next epoch once") {
   Run run(any_strategy());
   const std::vector<std::string> settings = {"trainer.max_epochs=2", "checkpoint.every_n_steps=10",
