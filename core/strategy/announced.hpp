@@ -33,8 +33,8 @@ class AnnouncedBatches {
     int64_t dataloader_index = 0;
   };
 
-  /// `has_thread`: there may be one, since a core is free beside a step.
-  explicit AnnouncedBatches(bool has_thread) : has_thread_(has_thread) {}
+  /// `has_thread`: there may be one, since a core is free beside a step. `last_ticket`: of an earlier setup, or 0.
+  AnnouncedBatches(bool has_thread, uint64_t last_ticket) : has_thread_(has_thread), last_ticket_(last_ticket) {}
   AnnouncedBatches(const AnnouncedBatches&) = delete;
   AnnouncedBatches& operator=(const AnnouncedBatches&) = delete;
   /// Joins.
@@ -42,6 +42,7 @@ class AnnouncedBatches {
 
   /// Takes an owned batch and gives its ticket. A third one releases the oldest. `options`: none keeps it whole.
   uint64_t announce(Tree batch, Use use, const std::optional<SplitOptions>& options);
+  uint64_t last_ticket() const { return last_ticket_; }
 
   /// The batch of this ticket, which is used up: either shares, or the batch as a whole. Throws for an unknown ticket, for another use
   /// than the announced one, and what was wrong with the batch.
@@ -58,7 +59,7 @@ class AnnouncedBatches {
   void work();
 
   const bool has_thread_;
-  uint64_t last_ticket_ = 0;
+  uint64_t last_ticket_;
   std::deque<std::shared_ptr<Entry>> entries_;  // until a step takes them
 
   std::mutex mutex_;  // guards the rest, and Entry::progress

@@ -31,7 +31,7 @@ Engine::~Engine() {
   // Threads first: a replica may still be in the model's code.
   replace_workers(nullptr);
   waiting_step_.reset();
-  if (training_) training_->replicas.drop_graphs();
+  if (training_) training_->replicas.drop_all();
 }
 
 void Engine::abort() noexcept {
@@ -71,7 +71,7 @@ void Engine::setup(const Call& call, Model model, Tree state, uint32_t stage) {
   workers.initialise_thread = [threads_here = threads_per_replica_] { set_thread_intra_op(static_cast<int>(threads_here)); };
   const size_t num_busy =
       num_replicas * (threads_per_replica_ == 0 ? static_cast<size_t>(at::get_num_threads()) : threads_per_replica_);
-  auto announced = std::make_unique<AnnouncedBatches>(!on_caller_thread_ && num_busy < num_usable_cores());
+  auto announced = std::make_unique<AnnouncedBatches>(!on_caller_thread_ && num_busy < num_usable_cores(), last_ticket_);
   replace_workers(std::make_unique<Workers>(std::move(workers)));
   announced_ = std::move(announced);
   training_ = std::move(training);
@@ -80,12 +80,10 @@ void Engine::setup(const Call& call, Model model, Tree state, uint32_t stage) {
 
 void Engine::teardown(const Call&) {
   replace_workers(nullptr);
+  if (announced_) last_ticket_ = announced_->last_ticket();
   announced_.reset();
   waiting_step_.reset();
-  if (training_) {
-    training_->replicas.drop_graphs();
-    training_->replicas.drop_gradients();
-  }
+  if (training_) training_->replicas.drop_all();
   training_.reset();
   window_ = {};
   num_micro_batches_ = 0;

@@ -117,6 +117,7 @@ class Engine : public Strategy {
   mutable std::mutex workers_mutex_;  // guards the pointer, which abort reads on any thread
   std::unique_ptr<Workers> workers_;
   std::unique_ptr<AnnouncedBatches> announced_;  // from setup to teardown
+  uint64_t last_ticket_ = 0;                     // of those before
   StepPtr waiting_step_;                         // a training_step that waits for its backward
   Window window_;
 

@@ -60,6 +60,11 @@ Shares Engine::split(Tree batch) {
 
 Engine::StepPtr Engine::begin_step(StepArgs args, uint32_t stage, uint64_t context_flags) {
   auto step = std::make_shared<Step>();
+  ReplicaSlot& root = training_->replicas.root();
+  // A split may draw numbers: a failed step puts back what they were before it.
+  if (stage == STG_STAGE_FIT && root.model().model().table().split != nullptr) {
+    root.guarded("split", [&] { training_->replicas.save(0); });
+  }
   if (args.announced != 0) {
     AnnouncedBatches::Taken taken = announced_->take(args.announced, {stage, args.dataloader_index});
     step->shares = taken.shares ? std::move(*taken.shares) : split(std::move(taken.batch));
@@ -206,7 +211,7 @@ void Engine::add_to_window(Step& step) {
   num_micro_batches_.store(window_.num_micro_batches);
 }
 
-void Engine::begin_reduction() { training_->gradients->begin(training_->replicas, window_.divisor * training_->loss_scale()); }
+void Engine::begin_reduction() { training_->gradients->begin(training_->replicas, window_.divisor, training_->loss_scale()); }
 
 // After the reduction: what is not finite came from float16, or from the model; a smaller scale can help against the first.
 void Engine::skip_overflow(Update& update) const {

@@ -298,8 +298,10 @@ void Engine::parameters_changed(const Call&) {
     replicas.copy_buffers(i);
   }
   replicas.mark_parameters_dirty();
-  // The host's own update, where it has asked for the gradients.
-  if (training_->scaler && training_->gradients->are_complete()) training_->scaler->count_good();
+  // The host's own update, where the window's gradients are reduced.
+  if (training_->scaler && training_->gradients->are_complete() && window_.divisor != 0) {
+    training_->gradients->have_overflow() ? training_->scaler->back_off() : training_->scaler->count_good();
+  }
   forget_window();
 }
 

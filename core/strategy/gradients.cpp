@@ -163,8 +163,10 @@ const stg_tensor* ReducedGradients::tensor(size_t parameter) {
   return dense.get();
 }
 
-void ReducedGradients::begin(Replicas& replicas, double divisor) {
+void ReducedGradients::begin(Replicas& replicas, double divisor, double loss_scale) {
   divisor_ = divisor;
+  loss_scale_ = loss_scale;
+  std::frexp(divisor, &exponent_);
   std::vector<int64_t> sparse_numels(tensors_.size());
   for (size_t p = 0; p < tensors_.size(); ++p) {
     begin_parameter(replicas, p);
@@ -189,7 +191,7 @@ void ReducedGradients::begin_parameter(Replicas& replicas, size_t p) {
     if (slot.gradients[p] || slot.sparse_gradients[p]) weights.push_back(slot.gradients_weight);
   }
   is_present_[p] = !weights.empty();
-  if (std::all_of(weights.begin(), weights.end(), [](double weight) { return weight == 1; })) weights.clear();
+  normalise(weights);
   for (const SparseRows* rows : sparse) has_dense = has_dense || rows->num_sparse_dims != sparse.front()->num_sparse_dims;
   if (!has_dense) {
     if (!sparse.empty()) begin_sparse(p);
@@ -200,6 +202,19 @@ void ReducedGradients::begin_parameter(Replicas& replicas, size_t p) {
     replicas[i].make_dense(p);
     if (replicas[i].gradients[p]) dense.push_back(first_element<>(replicas[i].gradients[p]->view));
   }
+}
+
+// Denominators may be larger than float32 has numbers, and so may their sum times the loss scale. Divided by a power of two, sums come
+// out to the same bits, and the divisor is at most the scale.
+void ReducedGradients::normalise(std::vector<double>& weights) const {
+  if (loss_scale_ == 1 && std::all_of(weights.begin(), weights.end(), [](double weight) { return weight == 1; })) {
+    weights.clear();
+  }
+  for (double& weight : weights) weight = std::ldexp(weight, -exponent_);
+}
+
+double ReducedGradients::divisor(size_t parameter) const {
+  return weights_[parameter].empty() ? divisor_ : std::ldexp(divisor_, -exponent_) * loss_scale_;
 }
 
 void ReducedGradients::begin_sparse(size_t p) {
@@ -232,7 +247,7 @@ void ReducedGradients::reduce_range(const FlatRange& range) {
   with_floating(view.dtype, [&]<class T>(T*) {
     const auto* begin = reinterpret_cast<const T* const*>(sources_[range.parameter].data());
     reduce_sources(first_element<T>(view), {begin, sources_[range.parameter].size()}, weights_[range.parameter], range.begin,
-                   range.end, divisor_);
+                   range.end, divisor(range.parameter));
   });
 }
 
@@ -264,7 +279,7 @@ void ReducedGradients::reduce_rows(const FlatRange& range) {
         sources.push_back(its_row + (from - begin));
         if (!weights_[p].empty()) weights.push_back(weights_[p][s]);
       }
-      reduce_sources<T>(out + from, sources, weights, 0, to - from, divisor_);
+      reduce_sources<T>(out + from, sources, weights, 0, to - from, divisor(p));
     }
   });
 }

@@ -66,10 +66,12 @@ class ReducedGradients {
   /// The memory, whether or not there is a gradient in it. Null for frozen parameters.
   const stg_tensor* memory(size_t parameter) const { return tensors_[parameter].get(); }
   bool is_present(size_t parameter) const { return is_present_[parameter]; }
+  /// Also where it was reduced to a dense one.
+  bool comes_sparse(size_t parameter) const { return is_present_[parameter] && !sparse_sources_[parameter].empty(); }
   bool are_complete() const { return are_complete_; }
 
-  /// Serial: looks up which replica has a gradient for what.
-  void begin(Replicas& replicas, double divisor);
+  /// Serial: looks up which replica has a gradient for what. Sums are divided by `divisor`, and by the scale of the losses.
+  void begin(Replicas& replicas, double divisor, double loss_scale);
   /// The worker's share. With `measure`, also its blocks' squares.
   void reduce(size_t worker, bool measure);
   /// Serial, after all have reduced: the 2-norm of the whole gradient.
@@ -88,6 +90,8 @@ class ReducedGradients {
 
  private:
   void begin_parameter(Replicas& replicas, size_t p);
+  void normalise(std::vector<double>& weights) const;
+  double divisor(size_t parameter) const;
   void begin_sparse(size_t p);
   const stg_tensor_view& values(size_t parameter) const {
     return sparse(parameter) != nullptr ? sparse_[parameter].values->view : tensors_[parameter]->view;
@@ -111,6 +115,8 @@ class ReducedGradients {
   std::vector<std::vector<const SparseRows*>> sparse_sources_;
   std::vector<std::vector<FlatRange>> sparse_ranges_;
   double divisor_ = 1;
+  double loss_scale_ = 1;
+  int exponent_ = 0;  // weights are divided by this power of two
   bool are_complete_ = false;
 };
 

@@ -121,7 +121,7 @@ void Optimizer::update(size_t worker, double lr) {
 
 void Optimizer::check_gradients() const {
   for (size_t p = 0; p < steps_.size(); ++p) {
-    if (gradients_.sparse(p) == nullptr) continue;
+    if (!gradients_.comes_sparse(p)) continue;
     const bool takes_sparse = options_.name == "sgd" || options_.name == "adagrad";
     if (takes_sparse && options_.weight_decay == 0) continue;
     throw failed_precondition("parameter ", root_.parameter_infos[p].names[0], " has a sparse gradient, which ", options_.name,

@@ -59,6 +59,38 @@ void check_distinct_names(const ReplicaSlot& slot) {
   }
 }
 
+// One list of a description, as a replica keeps it.
+struct Described {
+  Described(const stg_parameter* const* list, uint64_t count, const char* kind) {
+    for (uint64_t i = 0; i < count; ++i) {
+      const stg_parameter& entry = checked(list[i], kind, i);
+      tensors.push_back(own_view(*entry.tensor));
+      infos.push_back(info_of(entry));
+      pinned.push_back((entry.flags & STG_PARAMETER_PINNED) != 0 && (entry.tensor->flags & STG_TENSOR_READ_ONLY) == 0);
+    }
+  }
+
+  // Gradients and the optimizer have room for what was there at setup: nothing else may be described later, and what was trained or
+  // frozen then stays so.
+  void keep(const std::vector<ParameterInfo>& before, const char* kind) {
+    if (infos.size() != before.size())
+      throw failed_precondition("the model describes ", infos.size(), " ", kind, "s, at setup they were ", before.size());
+    for (size_t i = 0; i < infos.size(); ++i) {
+      if (infos[i].names != before[i].names || infos[i].shape != before[i].shape ||
+          !same_dtype(infos[i].dtype, before[i].dtype)) {
+        throw failed_precondition("the model describes ", kind, " ", i, " as ", infos[i].names[0], ", ",
+                                  dtype_name(infos[i].dtype), " ", shape_text(tensors[i]->view), "; at setup it was ",
+                                  before[i].names[0], ", ", dtype_name(before[i].dtype), "; set up again");
+      }
+      infos[i].requires_grad = before[i].requires_grad;
+    }
+  }
+
+  std::vector<TensorPtr> tensors;
+  std::vector<ParameterInfo> infos;
+  std::vector<bool> pinned;
+};
+
 bool same_memory(const TensorPtr& a, const TensorPtr& b) { return first_element<>(a->view) == first_element<>(b->view); }
 
 }  // namespace
@@ -82,31 +114,25 @@ ReplicaSlot::ReplicaSlot(const Model& model, const stg_replicate_args& args) : i
 }
 
 void ReplicaSlot::describe() {
-  description = model_.describe();
-  if ((description.parameters == nullptr && description.num_parameters != 0) ||
-      (description.buffers == nullptr && description.num_buffers != 0)) {
+  const stg_model_description made = model_.describe();
+  if ((made.parameters == nullptr && made.num_parameters != 0) || (made.buffers == nullptr && made.num_buffers != 0)) {
     throw invalid_argument("the model's description has a null list");
   }
-  if (description.loss_kind > STG_LOSS_SUM)
-    throw invalid_argument("the model's loss_kind is ", description.loss_kind, "; known are 0 and 1");
-  parameters.clear();
-  parameter_infos.clear();
-  pinned.clear();
-  buffers.clear();
-  buffer_infos.clear();
-  buffer_pinned.clear();
-  for (uint64_t p = 0; p < description.num_parameters; ++p) {
-    const stg_parameter& parameter = checked(description.parameters[p], "parameter", p);
-    parameters.push_back(own_view(*parameter.tensor));
-    parameter_infos.push_back(info_of(parameter));
-    pinned.push_back((parameter.flags & STG_PARAMETER_PINNED) != 0 && (parameter.tensor->flags & STG_TENSOR_READ_ONLY) == 0);
+  if (made.loss_kind > STG_LOSS_SUM) throw invalid_argument("the model's loss_kind is ", made.loss_kind, "; known are 0 and 1");
+  Described new_parameters(made.parameters, made.num_parameters, "parameter");
+  Described new_buffers(made.buffers, made.num_buffers, "buffer");
+  if (is_described_) {
+    new_parameters.keep(parameter_infos, "parameter");
+    new_buffers.keep(buffer_infos, "buffer");
   }
-  for (uint64_t b = 0; b < description.num_buffers; ++b) {
-    const stg_parameter& buffer = checked(description.buffers[b], "buffer", b);
-    buffers.push_back(own_view(*buffer.tensor));
-    buffer_infos.push_back(info_of(buffer));
-    buffer_pinned.push_back((buffer.flags & STG_PARAMETER_PINNED) != 0 && (buffer.tensor->flags & STG_TENSOR_READ_ONLY) == 0);
-  }
+  is_described_ = true;
+  description = made;
+  parameters = std::move(new_parameters.tensors);
+  parameter_infos = std::move(new_parameters.infos);
+  pinned = std::move(new_parameters.pinned);
+  buffers = std::move(new_buffers.tensors);
+  buffer_infos = std::move(new_buffers.infos);
+  buffer_pinned = std::move(new_buffers.pinned);
   gradients.resize(parameters.size());
   sparse_gradients.resize(parameters.size());
   is_sum_own_.resize(parameters.size());
@@ -404,8 +430,9 @@ void Replicas::mark_parameters_dirty() {
 
 void Replicas::save(size_t i) {
   ReplicaSlot& slot = *slots_[i];
-  if (slot.model().model().table().set_generator_state != nullptr) slot.saved_generator = slot.generator_state();
-  if (i != 0) return;
+  const bool is_saved = slot.saved_generator.root().type != STG_NONE;  // before the model's own split
+  if (!is_saved && slot.model().model().table().set_generator_state != nullptr) slot.saved_generator = slot.generator_state();
+  if (i != 0 || buffers_are_saved_) return;
   saved_buffers_.resize(root().buffers.size());
   for (size_t b = 0; b < saved_buffers_.size(); ++b) {
     if (!root().buffer_pinned[b]) continue;
@@ -443,6 +470,12 @@ void Replicas::forget_saved() {
 void Replicas::drop_graphs() {
   // With what else the latest forward left, where its outputs were never gathered.
   for (const auto& slot : slots_) slot->step = {};
+}
+
+void Replicas::drop_all() {
+  drop_graphs();
+  drop_gradients();
+  forget_saved();
 }
 
 void Replicas::drop_gradients() {

@@ -100,7 +100,8 @@ class ReplicaSlot {
   stg_device device_;
   Replica model_;
   std::vector<bool> is_sum_own_;  // by parameter: its entry of `gradients` may be written
-  int mode_ = -1;                 // 1: training, 0: evaluation, -1: not told yet
+  bool is_described_ = false;
+  int mode_ = -1;  // 1: training, 0: evaluation, -1: not told yet
 };
 
 class Replicas {
@@ -130,6 +131,8 @@ class Replicas {
   void forget_saved();
   void drop_graphs();
   void drop_gradients();
+  /// All that is the model's and was lent for a step. Before the end: it may not outlive the model.
+  void drop_all();
 
  private:
   void compare(const ReplicaSlot& other) const;

@@ -320,7 +320,8 @@ class Import {
       const std::string_view key = text_of(given->as.entries[e].key);
       if (key != "scale" && key != "good_steps") report_.unknown_keys.push_back(concat("scaler.", key));
     }
-    scaler_ = LossScaler{scale->as.f64, good_steps->as.i64};
+    // Another author's may count further.
+    scaler_ = LossScaler{scale->as.f64, std::min(good_steps->as.i64, LossScaler::growth_interval - 1)};
   }
 
   void plan_generators() {

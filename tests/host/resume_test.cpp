@@ -75,8 +75,7 @@ TEST_CASE("A run goes on in another precision, to 16-mixed and back, with a warn
   CHECK(run.fit({"trainer.max_steps=2"}).code == 0);
   int max_steps = 2;
   for (const std::string precision : {"16-mixed", "bf16-mixed", "64-true", "16-mixed", "32-true"}) {
-    const Finished resumed =
-        run.resume({"precision=" + precision, "trainer.max_steps=" + std::to_string(++max_steps)});
+    const Finished resumed = run.resume({"precision=" + precision, "trainer.max_steps=" + std::to_string(++max_steps)});
     INFO(resumed.err);
     REQUIRE(resumed.code == 0);
     CHECK(resumed.json()["steps"] == max_steps);

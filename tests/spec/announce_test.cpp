@@ -241,6 +241,12 @@ TEST_CASE("a ticket is for one step of its stage and dataloader, others are told
                Contains("stage test") && Contains("stage validate"));
     CHECK_THAT(refused(announce(instance, batch_of({1}), STG_STAGE_VALIDATE, 4), 5),
                Contains("dataloader_index 4") && Contains("dataloader_index 5"));
+    // Of before a teardown: it names no batch of after it.
+    const uint64_t before = announce(instance, batch_of({1}));
+    instance.teardown();
+    instance.setup(*model);
+    CHECK(announce(instance, batch_of({2})) != before);
+    CHECK(error_of([&] { train(instance, before); }).code == STG_NOT_FOUND);
   }
 }
 

@@ -26,7 +26,7 @@ Tree batch_from(float first, int64_t num_rows) {
 
 TEST_CASE("a batch is copied by a thread or by the step that comes before it, with the same shares") {
   const SplitOptions options{3, false, float64};
-  AnnouncedBatches announced(true);
+  AnnouncedBatches announced(true, 0);
   uint64_t latest = announced.announce(batch_from(0, 7), {0, 0}, options);
   for (int i = 0; i < 2000; ++i) {
     // As a host does: the next one is announced before the step of this one.
@@ -49,14 +49,14 @@ TEST_CASE("a batch is copied by a thread or by the step that comes before it, wi
 TEST_CASE("a thread may end with a batch that it has not begun, is at, or has done") {
   const SplitOptions options{2, false, float64};
   for (int i = 0; i < 200; ++i) {
-    AnnouncedBatches announced(true);
+    AnnouncedBatches announced(true, 0);
     for (int k = 0; k <= i % 3; ++k) announced.announce(batch_from(0, 1000), {0, 0}, options);
     for (int pause = 0; pause < i; ++pause) std::this_thread::yield();
   }
 }
 
 TEST_CASE("what the thread finds wrong with a batch is thrown where it is taken") {
-  AnnouncedBatches announced(true);
+  AnnouncedBatches announced(true, 0);
   for (int i = 0; i < 200; ++i) {
     Dict dict;
     dict.emplace_back("x", allocate_tensor(float32, {3}));

@@ -94,6 +94,72 @@ TEST_CASE("a model that throws on replica 1 of 2: its error, replica and device 
   CHECK(model_bytes(instance.export_state()) == model_bytes(reference.export_state()));
 }
 
+TEST_CASE("numbers that the model's own split drew are put back after a failed step, which keeps nothing of the model's") {
+  static std::atomic<uint8_t> num_drawn;
+  static std::atomic<int> num_states;  // generator states that are not released
+  static bool fails;
+  static int num_states_at_end;
+  num_drawn = 0;
+  num_states = 0;
+  const auto model = linear_model();
+  model->table.get_generator_state = [](void*, stg_replica*, stg_tree* out) {
+    return guard([&] {
+      auto* bytes = new uint8_t(num_drawn);
+      ++num_states;
+      *out = {};
+      out->root.type = STG_BYTES;
+      out->root.count = 1;
+      out->root.as.bytes = bytes;
+      out->owner = bytes;
+      out->release = [](stg_tree* self) {
+        delete static_cast<uint8_t*>(self->owner);
+        --num_states;
+      };
+    });
+  };
+  model->table.set_generator_state = [](void*, stg_replica*, const uint8_t* state, uint64_t) -> stg_error* {
+    num_drawn = *state;
+    return nullptr;
+  };
+  model->table.split = [](void*, stg_replica*, const stg_tree* batch, uint64_t, stg_tree* shares, uint64_t* num_filled) {
+    return guard([&] {
+      ++num_drawn;
+      if (fails) throw invalid_argument("these rows can't be packed");
+      shares[0] = copy_tree(batch->root).give();
+      *num_filled = 1;
+    });
+  };
+  static decltype(stg_model::destroy_replica) destroy;
+  destroy = model->table.destroy_replica;
+  model->table.destroy_replica = [](void* self, stg_replica* replica) {
+    num_states_at_end = num_states;
+    destroy(self, replica);
+  };
+  const auto step = model->on_step;
+  bool step_fails = true;
+  model->on_step = [&](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
+    if (step_fails) throw std::runtime_error("the mask is upside down");
+    return step(replica, context, batch);
+  };
+  Instance instance("data_parallel", sgd_config(2));
+  instance.setup(*model);
+  fails = false;
+  error_of([&] { instance.train(batch_of({1})); });
+  CHECK(num_drawn == 0);
+  fails = true;
+  error_of([&] { instance.training_step(batch_of({1})); });
+  CHECK(num_drawn == 0);
+  fails = step_fails = false;
+  instance.train(batch_of({1}));
+  CHECK(num_drawn == 1);
+  CHECK(num_states == 0);
+  instance.training_step(batch_of({1}));
+  CHECK(num_states == 1);  // until its backward
+  num_states_at_end = -1;
+  instance.teardown();
+  CHECK(num_states_at_end == 0);
+}
+
 TEST_CASE("an error in backward is told as one, and buffers are put back to before the step") {
   std::atomic<bool> fails{true};
   const auto model = counting_model([](const stg_step_context&) {});

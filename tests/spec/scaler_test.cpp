@@ -202,6 +202,57 @@ TEST_CASE("the scale stays from 2^-24 to 2^127") {
   CHECK(instance.value("weight") == -1.5);
 }
 
+TEST_CASE("a large scale, or denominators that float32 can't hold, leave the weighted mean what it is") {
+  std::vector<ToyParameter> parameters{{{"w"}, {1}, {0}}};
+  double denominator = 1;
+  ToyModel model(parameters, [&](ToyReplica& replica, const stg_step_context&, const stg_value&) {
+    ToyStep step;
+    step.outputs = scalar(0);
+    step.denominator = replica.args.replica == 0 ? denominator : 3 * denominator;
+    step.gradients = {{replica.args.replica == 0 ? 0x1p-4 : 0x1p-5}};
+    return step;
+  });
+  const std::string precision = GENERATE("16-mixed", "bf16-mixed");
+  Instance instance("data_parallel", sgd_config(2, R"(, "precision": ")" + precision + "\""));
+  instance.setup(model);
+  double expected = 0;
+  for (const double scale : {1.0, 0x1p124, 0x1p125, 0x1p127}) {
+    if (precision == "16-mixed") instance.import_state(with_scaler(instance.export_state(), scale, 0));
+    for (const double each : {1.0, 2.0, 1e-46, 1e39, 1e300}) {
+      denominator = each;
+      CHECK(instance.train(batch_of({1, 1})).update.outcome == STG_UPDATE_DONE);
+      expected -= (0x1p-4 + 3 * 0x1p-5) / 4;
+      CHECK(instance.value("w") == Approx(expected).epsilon(1e-5));
+    }
+  }
+}
+
+TEST_CASE("a host's own update of a window that overflowed lowers the scale, asked for gradients or not") {
+  Faulty faulty;
+  Instance instance("data_parallel", R"({"devices": 2, "precision": "16-mixed"})");
+  instance.setup(*faulty.model);
+  const auto update = [&] {
+    instance.training_step(batch_of({1, 1}));
+    instance.backward(true);
+    check(instance.api.parameters_changed(instance.self, nullptr));
+  };
+  update();
+  CHECK(good_steps_in(instance.export_state()) == 1);
+  faulty.gradients = {inf, 0};
+  update();
+  CHECK(scale_in(instance.export_state()) == 32768);
+  CHECK(good_steps_in(instance.export_state()) == 0);
+}
+
+TEST_CASE("a count of good updates beyond what doubles the scale doubles it at the next") {
+  const auto model = linear_model();
+  Instance instance("single_device", sgd_config(1, mixed));
+  instance.setup(*model);
+  instance.import_state(with_scaler(instance.export_state(), 1024, INT64_MAX));
+  CHECK(instance.train(batch_of({1})).update.loss_scale == 2048);
+  CHECK(good_steps_in(instance.export_state()) == 0);
+}
+
 TEST_CASE("denominators that add up to 0 neither lower the scale nor count as a good update") {
   std::vector<ToyParameter> parameters{{{"w"}, {1}, {1}}};
   double denominator = 0;

@@ -250,6 +250,7 @@ TEST_CASE("optimizers that don't take sparse gradients refuse them before any we
                             {R"({"name": "adamw"})", "adamw"},
                             {R"({"name": "rmsprop"})", "rmsprop"},
                             {R"({"name": "sgd", "weight_decay": 0.1})", "sgd with a weight_decay of 0.1"},
+                            {R"({"name": "sgd", "weight_decay": 0.1, "momentum": 0.9})", "sgd with a weight_decay of 0.1"},
                             {R"({"name": "adagrad", "weight_decay": 0.1})", "adagrad with a weight_decay"}}) {
     Kind kind = Kind::sparse;
     TableOptions options;

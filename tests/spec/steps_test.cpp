@@ -80,6 +80,22 @@ TEST_CASE("a parameter that was frozen since setup has no gradient, one that was
   CHECK(error.code == STG_FAILED_PRECONDITION);
   CHECK_THAT(error.message, Catch::Contains("frozen has a gradient") && Catch::Contains("set up again"));
   CHECK(instance.value("trained") == 1);
+  // Nor after the model has described itself anew, for an export of floating memory.
+  model.buffers.push_back({{"floating"}, {1}, {0}, STG_PARAMETER_PERSISTENT});
+  Instance thawing("data_parallel", sgd_config(2));
+  thawing.setup(model);
+  model.parameters[1].flags |= STG_PARAMETER_REQUIRES_GRAD;
+  thawing.export_state();
+  CHECK_THAT(error_of([&] {
+               thawing.train(batch_of({2, 2}), 1, STG_CLIP_NORM, 1);
+             }).message,
+             Catch::Contains("frozen has a gradient"));
+  // A parameter that is no longer there is told, and the next export is right.
+  model.parameters.pop_back();
+  CHECK_THAT(error_of([&] { thawing.export_state(); }).message, Catch::Contains("describes 1 parameters, at setup they were 2"));
+  model.parameters.push_back(parameters[1]);
+  CHECK(thawing.value("frozen") == 1);
+  model.buffers.clear();
 
   // Reports the gradients but for those of "trained".
   model.table.backward = [](void* self, stg_replica* replica, stg_graph* graph, double, uint32_t, const stg_gradient_sink* sink) {
