@@ -162,6 +162,25 @@ TEST_CASE("A missing part is named, as the command needs it") {
   CHECK(problems_with("optimizer=null", Command::test) == "/data/test: this key is required to test\n");
 }
 
+TEST_CASE("A schedule over the run's length is refused where time alone ends the run") {
+  const std::string scheduler = GENERATE("cosine", "one_cycle");
+  const Good good;
+  const auto problems_of = [&](const std::vector<std::string>& more) {
+    Problems problems;
+    std::vector<std::string> overrides = {"scheduler.name=" + scheduler, "trainer.max_time=60"};
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    good.read(problems, overrides);
+    return problems.all();
+  };
+  const auto problems = problems_of({});
+  REQUIRE(problems.size() == 1);
+  CHECK(problems[0].pointer == "/scheduler/total_steps");
+  CHECK(problems[0].text == Contains{scheduler});
+  CHECK(problems[0].text == Contains{"give it, or set /trainer/max_steps or /trainer/max_epochs"});
+  for (const char* length : {"scheduler.total_steps=9", "trainer.max_steps=9", "trainer.max_epochs=2"})
+    CHECK(problems_of({length}).empty());
+}
+
 TEST_CASE("All that is wrong is told at once, each place once") {
   const Good good;
   Problems problems;

@@ -64,6 +64,17 @@ TEST_CASE("The sanity validation counts for nothing: neither lines, nor best, no
   CHECK(run.values("validate", "score") == Doubles{0.6, 0.7});
 }
 
+TEST_CASE("A stop in the sanity validation ends the run before it trains or writes anything") {
+  const Validated run(any_strategy(), {1, 2});
+  const Finished fit = run.fit({R"(model.options.raise_at={"step": 0, "signal": 2, "stage": 1})"});
+  INFO(fit.err);
+  CHECK(fit.code == 130);
+  CHECK(fit.json()["steps"] == 0);
+  CHECK(fit.json()["checkpoint"].is_null());
+  CHECK(run.trace().empty());
+  CHECK(run.checkpoints().empty());
+}
+
 TEST_CASE("Validation, before training and in the middle of it, leaves training bitwise as it is") {
   const std::string strategy = any_strategy();
   Run alone(strategy);

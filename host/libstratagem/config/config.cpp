@@ -176,6 +176,15 @@ class Reader {
       problems_.add("/trainer/max_epochs",
                     "-1 here, and neither /trainer/max_steps nor /trainer/max_time: training would never end; set one of them");
     }
+    const SchedulerConfig& scheduler = config.scheduler;
+    const bool needs_length = (scheduler.name == "cosine" || scheduler.name == "one_cycle") && !scheduler.total_steps;
+    if (command_ == Command::fit && needs_length && section.has("max_time") && trainer.max_epochs == no_limit &&
+        trainer.max_steps == no_limit) {
+      problems_.add("/scheduler/total_steps",
+                    concat("the scheduler \"", scheduler.name,
+                           "\" needs the run's length in updates, which /trainer/max_time doesn't tell; give it, or set "
+                           "/trainer/max_steps or /trainer/max_epochs"));
+    }
     section.read("num_sanity_val_steps", trainer.num_sanity_val_steps);
     section.read("val_check_interval", trainer.val_check_interval);
     section.read("check_val_every_n_epoch", trainer.check_val_every_n_epoch);

@@ -93,9 +93,12 @@ FitResult FitLoop::run() {
   metrics_.emplace(config_.metrics, resume_ ? std::optional(position_) : std::nullopt, events_.metrics);
   begin_ = Clock::now();
   try {
-    if (!resume_) try_validation();
-    train();
-    if (checkpoints_) save();
+    if (!resume_ && !try_validation()) {
+      interrupted_ = true;  // nothing is trained yet, so there is nothing to save
+    } else {
+      train();
+      if (checkpoints_) save();
+    }
   } catch (...) {
     save_after(describe_exception(std::current_exception()));
     throw;

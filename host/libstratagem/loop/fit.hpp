@@ -75,7 +75,7 @@ class FitLoop {
   void finish_epoch(Ended ended);
   void tick();
   // Validation and what follows from it: in validation.cpp.
-  void try_validation();
+  bool try_validation();
   std::optional<Evaluation> run_validation(int64_t num_batches);
   bool validation_is_due() const;
   bool validation_is_due_after(Ended ended) const;

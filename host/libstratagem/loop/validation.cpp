@@ -8,16 +8,17 @@
 namespace stratagem {
 
 /// Before a new run: a wrong monitor, or a model that can't validate, is better known before the first hour than after it. Leaves no
-/// trace, and counts for nothing.
-void FitLoop::try_validation() {
+/// trace, and counts for nothing. Returns whether it came to its end.
+bool FitLoop::try_validation() {
   const int64_t wanted = trainer_.num_sanity_val_steps;
-  if (!validation_data_ || wanted == 0) return;
+  if (!validation_data_ || wanted == 0) return true;
   const int64_t all = validation_data_->num_batches;
   const auto evaluation = run_validation(wanted == no_limit ? all : std::min(wanted, all));
-  if (!evaluation) return;
+  if (!evaluation) return false;
   const auto values = with_train_loss(evaluation->metrics);
   if (config_.early_stopping) monitored(config_.early_stopping->monitor, values);
   if (config_.checkpoint && config_.checkpoint->monitor) monitored(*config_.checkpoint->monitor, values);
+  return true;
 }
 
 /// Nothing where it was stopped before its end.
