@@ -119,6 +119,7 @@ void ReplicaSlot::describe() {
     throw invalid_argument("the model's description has a null list");
   }
   if (made.loss_kind > STG_LOSS_SUM) throw invalid_argument("the model's loss_kind is ", made.loss_kind, "; known are 0 and 1");
+  description = made;  // what the one before pointed to is gone
   Described new_parameters(made.parameters, made.num_parameters, "parameter");
   Described new_buffers(made.buffers, made.num_buffers, "buffer");
   if (is_described_) {
@@ -126,7 +127,6 @@ void ReplicaSlot::describe() {
     new_buffers.keep(buffer_infos, "buffer");
   }
   is_described_ = true;
-  description = made;
   parameters = std::move(new_parameters.tensors);
   parameter_infos = std::move(new_parameters.infos);
   pinned = std::move(new_parameters.pinned);

@@ -2,6 +2,7 @@
 //
 // Early stopping and the best checkpoint, under both strategies: one update per epoch, and the toy's "score" says what validation
 // gives after each; the first score is that of the sanity validation.
+#include <algorithm>
 #include <csignal>
 #include <fstream>
 
@@ -247,6 +248,52 @@ TEST_CASE("Another monitor or mode begins anew, and that is told") {
   CHECK(resumed.err == Contains{"/early_stopping/monitor (max) is \"score\" in the config and \"score\" (min) in the checkpoint; "
                                 "what was best so far doesn't count"});
   CHECK(resumed.json()["steps"] == 6);  // the 4th is the first
+}
+
+TEST_CASE("Without the monitor, or under another, the best of before stays, whatever keep_last says") {
+  const std::string monitor = GENERATE("null", "w");
+  const Best run("single_device", Json{9, 0.5, 0.3, 0.4, 0.35, 0.6});
+  REQUIRE(run.fit({"trainer.max_epochs=3", "checkpoint.keep_last=1"}).code == 0);
+  REQUIRE(run.checkpoints() == std::vector<std::string>{"best", "last", "step-00000002", "step-00000003"});
+  for (const char* max_epochs : {"4", "5"}) {
+    REQUIRE(run.resume({stratagem::concat("trainer.max_epochs=", max_epochs), "checkpoint.keep_last=1",
+                        "checkpoint.monitor=" + monitor})
+                .code == 0);
+    CHECK(fs::is_directory(run.folder / "run/step-00000002"));
+  }
+  CHECK(!fs::exists(run.folder / "run/step-00000003"));
+  if (monitor == "null") CHECK(read_file(run.folder / "run/best") == "step-00000002\n");
+}
+
+TEST_CASE(
+    "A resumed run leaves the checkpoints of a branch that it doesn't continue, and lets go of those that were for being best") {
+  const std::vector<std::string> settings = {"checkpoint.every_n_steps=2"};
+  const Json scores{9, 0.5, 0.4, 0.3, 0.5, 0.5, 0.5, 0.5, 0.5, 0.2, 0.5};
+  const Best unbroken("single_device", scores);
+  REQUIRE(unbroken.fit(settings).code == 0);
+  const Best run("single_device", scores);
+  for (const char* max_epochs : {"5", "7"}) {
+    const std::vector<std::string> more =
+        settings + std::vector<std::string>{stratagem::concat("trainer.max_epochs=", max_epochs)};
+    REQUIRE((max_epochs[0] == '5' ? run.fit(more) : run.resume(more)).code == 0);
+  }
+  REQUIRE(run.resume(settings).code == 0);
+  auto expected = unbroken.checkpoints() + std::vector<std::string>{"step-00000005", "step-00000007"};  // the ends of runs
+  std::sort(expected.begin(), expected.end());
+  CHECK(run.checkpoints() == expected);
+
+  const auto resume = [&](const char* from, const char* max_epochs) {
+    return run.command(
+        "fit",
+        settings + std::vector<std::string>{stratagem::concat("trainer.max_epochs=", max_epochs), "checkpoint.keep_last=1"},
+        {"--resume", (run.folder / from).string(), "--json"});
+  };
+  REQUIRE(resume("run/step-00000002", "3").code == 0);
+  REQUIRE(resume("run", "8").code == 0);
+  REQUIRE(resume("run", "11").code == 0);
+  CHECK(fs::is_directory(run.folder / "run/step-00000007"));
+  CHECK(fs::is_directory(run.folder / "run/step-00000005"));
+  CHECK(!fs::exists(run.folder / "run/step-00000008"));
 }
 
 TEST_CASE("A best checkpoint that is gone is told, and the best is chosen without it") {

@@ -92,7 +92,8 @@ std::string damage_of(const fs::path& checkpoint) {
   }
 }
 
-Checkpoints::Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed_step, Warn warn)
+Checkpoints::Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed_step, Warn warn,
+                         const std::optional<CheckpointRecord>& record)
     : config_(std::move(config)), warn_(std::move(warn)) {
   size_t num_others = 0;
   for (const int64_t step : steps_in(config_.dir)) {
@@ -100,8 +101,9 @@ Checkpoints::Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed
     if (const std::string damage = damage_of(folder); !damage.empty()) {
       warn_(
           concat("the checkpoint ", folder.string(), " can't be read (", damage, "); it stays, and keep_last doesn't count it"));
-    } else if (resumed_step && step <= *resumed_step) {
-      own_.insert(step);
+    } else if (resumed_step && (record ? record->own.contains(step) : step <= *resumed_step)) {
+      record_.own.insert(step);
+      if (record && record->for_being_best.contains(step)) record_.for_being_best.insert(step);
     } else {
       ++num_others;
     }
@@ -117,21 +119,31 @@ bool Checkpoints::due(int64_t step) const { return config_.every_n_steps && step
 void Checkpoints::save(int64_t step, const Save& save, std::vector<int64_t> best, bool for_being_best) {
   disk::make_folders(config_.dir);
   save((config_.dir / checkpoint_name(step)).string());
-  own_.insert(step);
-  if (for_being_best) {
-    for_being_best_.insert(step);
-  } else {
-    for_being_best_.erase(step);
-  }
+  record_ = record_with(step, for_being_best);
   best_ = std::move(best);
   // In this order: a run that is killed in between goes on from an older one, which knows the older best.
-  point_to(best_name, best_.empty() ? std::nullopt : std::optional(best_.front()));
+  if (!best_.empty()) {
+    point_to(best_name, best_.front());
+  } else if (config_.monitor || named_by(config_.dir / best_name) == step) {
+    point_to(best_name, std::nullopt);  // else it is that of a run with a monitor, and stays
+  }
   point_to(last_name, step);
   prune();
 }
 
+CheckpointRecord Checkpoints::record_with(int64_t step, bool for_being_best) const {
+  CheckpointRecord record = record_;
+  record.own.insert(step);
+  if (for_being_best) {
+    record.for_being_best.insert(step);
+  } else {
+    record.for_being_best.erase(step);
+  }
+  return record;
+}
+
 void Checkpoints::keep_newest() {
-  if (!own_.empty() && for_being_best_.erase(*own_.rbegin()) != 0) prune();
+  if (!record_.own.empty() && record_.for_being_best.erase(*record_.own.rbegin()) != 0) prune();
 }
 
 void Checkpoints::point_to(const char* pointer, std::optional<int64_t> step) const {
@@ -153,23 +165,23 @@ void Checkpoints::prune() {
     }
   };
   try_to([&] { disk::remove_leftovers(config_.dir); });
-  const int64_t newest = *own_.rbegin();
+  const int64_t newest = *record_.own.rbegin();
   int64_t num_counted = 0;
   std::vector<int64_t> gone;
-  for (auto step = own_.rbegin(); step != own_.rend(); ++step) {
-    const bool counts = !for_being_best_.contains(*step) && (!config_.keep_last || num_counted++ < *config_.keep_last);
+  for (auto step = record_.own.rbegin(); step != record_.own.rend(); ++step) {
+    const bool counts = !record_.for_being_best.contains(*step) && (!config_.keep_last || num_counted++ < *config_.keep_last);
     if (!counts && *step != newest && !is_best(*step)) gone.push_back(*step);
   }
   for (const int64_t step : gone) {
     try_to([&] { disk::remove(config_.dir / checkpoint_name(step)); });
-    own_.erase(step);
-    for_being_best_.erase(step);
+    record_.own.erase(step);
+    record_.for_being_best.erase(step);
   }
 }
 
 std::optional<fs::path> Checkpoints::newest() const {
-  if (own_.empty()) return std::nullopt;
-  return config_.dir / checkpoint_name(*own_.rbegin());
+  if (record_.own.empty()) return std::nullopt;
+  return config_.dir / checkpoint_name(*record_.own.rbegin());
 }
 
 }  // namespace stratagem

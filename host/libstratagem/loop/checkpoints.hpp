@@ -32,18 +32,27 @@ std::vector<std::filesystem::path> checkpoint_candidates(const std::filesystem::
 /// Why a checkpoint can't be whole, as far as its files tell (a truncated weights file), or nothing.
 std::string damage_of(const std::filesystem::path& checkpoint);
 
+/// Which checkpoints are a run's, as each of them remembers it.
+struct CheckpointRecord {
+  std::set<int64_t> own;
+  std::set<int64_t> for_being_best;  ///< of own: saved for that alone
+};
+
 class Checkpoints {
  public:
   using Save = std::function<void(const std::string& folder)>;
   using Warn = std::function<void(const std::string& text)>;
 
-  /// `resumed_step`: the run goes on from a checkpoint in this folder. Those up to it belong to the run and are counted by keep_last;
-  /// others are another run's and stay as they are. So do those that can't be read, for a reason that may pass: what has its name
+  /// `resumed_step`: the run goes on from a checkpoint in this folder. Those in its `record` (absent, of an older version: those up to the
+  /// step) belong to the run and are counted by keep_last; others are another run's and stay as they are. So do those that can't be read, for a reason that may pass: what has its name
   /// was whole once. Leftovers of a save that was killed go after the next save.
-  Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed_step, Warn warn);
+  Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed_step, Warn warn,
+              const std::optional<CheckpointRecord>& record = {});
 
   bool due(int64_t step) const;
-  bool has(int64_t step) const { return own_.contains(step); }
+  /// As the checkpoint of this step is to remember it.
+  CheckpointRecord record_with(int64_t step, bool for_being_best) const;
+  bool has(int64_t step) const { return record_.own.contains(step); }
   /// `best`: the steps of the best checkpoints, the best first; they stay. One that is saved for being one of them only is not counted
   /// by keep_last, and goes when it is one no more and not the newest.
   void save(int64_t step, const Save& save, std::vector<int64_t> best = {}, bool for_being_best = false);
@@ -58,8 +67,7 @@ class Checkpoints {
 
   CheckpointConfig config_;
   Warn warn_;
-  std::set<int64_t> own_;
-  std::set<int64_t> for_being_best_;  // of own_
+  CheckpointRecord record_;
   std::vector<int64_t> best_;
 };
 

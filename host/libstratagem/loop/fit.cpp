@@ -88,7 +88,8 @@ FitResult FitLoop::run() {
     return nothing;
   }
   const auto warn = [&](const std::string& text) { events_.log(STG_LOG_WARNING, text); };
-  if (config_.checkpoint) checkpoints_.emplace(*config_.checkpoint, resumed_step_in(config_, resume_), warn);
+  if (config_.checkpoint)
+    checkpoints_.emplace(*config_.checkpoint, resumed_step_in(config_, resume_), warn, position_.checkpoints);
   forget_lost_checkpoints();
   metrics_.emplace(config_.metrics, resume_ ? std::optional(position_) : std::nullopt, events_.metrics);
   begin_ = Clock::now();
@@ -253,8 +254,10 @@ bool FitLoop::save(bool for_being_best) {
   saved_ = state;
   std::vector<int64_t> best;
   for (const RankedCheckpoint& checkpoint : position_.best) best.push_back(checkpoint.step);
+  Json whole = state;
+  whole["checkpoints"] = to_json(checkpoints_->record_with(position_.step, for_being_best));
   checkpoints_->save(
-      position_.step, [&](const std::string& folder) { strategy_.save(folder, state); }, std::move(best), for_being_best);
+      position_.step, [&](const std::string& folder) { strategy_.save(folder, whole); }, std::move(best), for_being_best);
   return true;
 }
 

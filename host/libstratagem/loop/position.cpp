@@ -74,9 +74,23 @@ void restore_monitors(const Json& state, const Config& config, Position& positio
     restore("best", *config.checkpoint->monitor, best_checkpoints, position.best);
 }
 
+/// The best under another monitor are this run's no more: keep_last leaves them alone.
+std::optional<CheckpointRecord> checkpoint_record(const Json& state, const Position& position) {
+  const Json saved = state.value("checkpoints", Json());
+  if (saved.is_null()) return std::nullopt;
+  CheckpointRecord record{saved.at("own").get<std::set<int64_t>>(), saved.at("for_being_best").get<std::set<int64_t>>()};
+  const Json best = state.value("best", Json());
+  if (position.best.empty() && best.is_object()) {
+    for (const Json& checkpoint : best.at("checkpoints")) record.own.erase(checkpoint.at("step").get<int64_t>());
+  }
+  return record;
+}
+
 std::string shown_or_absent(const Json& value) { return value.is_null() ? "absent" : shown(value); }
 
 }  // namespace
+
+Json to_json(const CheckpointRecord& record) { return {{"own", record.own}, {"for_being_best", record.for_being_best}}; }
 
 Json host_state(const Position& position, const Config& config, int64_t num_samples) {
   const bool has_best = config.checkpoint && config.checkpoint->monitor;
@@ -120,6 +134,7 @@ Position restore_position(const Json& state, const Config& config, int64_t num_s
     position.seconds = state.value("seconds", 0.0);
     position.num_skipped = state.value("skipped_updates", int64_t{0});
     restore_monitors(state, config, position, warnings);
+    position.checkpoints = checkpoint_record(state, position);
     const bool within_epoch = position.batch != 0 && !position.epoch_is_whole;
     compare(state.at("order"), order_of_batches(config, num_samples),
             [&](const std::string& pointer, const Json& saved, const Json& now) {

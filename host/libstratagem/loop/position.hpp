@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "libstratagem/config/config.hpp"
+#include "libstratagem/loop/checkpoints.hpp"
 #include "libstratagem/loop/means.hpp"
 #include "libstratagem/loop/monitors.hpp"
 
@@ -25,9 +26,11 @@ struct Position {
   int64_t num_skipped = 0;          // updates that were skipped
   StoppingState stopping = {};
   BestCheckpoints best = {};
+  std::optional<CheckpointRecord> checkpoints = {};  // of the checkpoint that it was read from
 };
 
 /// What `save` is given: position, and the part of the config that a resume compares.
+Json to_json(const CheckpointRecord& record);
 Json host_state(const Position& position, const Config& config, int64_t num_samples);
 
 /// Reads it back. Throws Error{DATA_LOSS} for one that is not of our making; INVALID_ARGUMENT where the position can't be kept, as it
