@@ -128,7 +128,7 @@ STG_ASSERT_SIZE(stg_update_result, 40);
 
 /* Flags of training_step, backward and train_batch. */
 #define STG_BATCH_LAST_MICRO_BATCH 1u /* the update follows this micro-batch: the reduction may start */
-#define STG_BATCH_DETECT_ANOMALY 2u   /* a NaN in loss or gradients is an error that names it */
+#define STG_BATCH_DETECT_ANOMALY 2u /* a NaN in loss or gradients is an error that names it; with loss scaling in the loss only */
 
 /* Growing. */
 typedef struct stg_step_args {

@@ -6,8 +6,7 @@
 //   each   reduce a range, update it              then   the update counted
 //
 // With clipping by norm, and with a scaled loss, the second line ends with the norm, and whether all is finite, and the update is a
-// third. training_step, backward and optimizer_step are
-// made of the same parts, so that both ways give the same bits.
+// third. training_step, backward and optimizer_step are made of the same parts, so that both ways give the same bits.
 #include "base/dlpack.hpp"
 #include "strategy/engine_step.hpp"
 #include "torch/threads.hpp"
