@@ -135,6 +135,17 @@ TEST_CASE("A folder that somebody has called best is left alone by a run without
   CHECK(checkpoint_candidates(run.config.dir / "best") == std::vector<fs::path>{run.config.dir / "best"});
 }
 
+TEST_CASE("A folder in the place of `last` or `best` is told before anything is trained") {
+  Run run(1);
+  run.config.monitor = Monitor{};
+  const std::string name = GENERATE("last", "best");
+  fs::create_directories(run.config.dir / name);
+  const Error error = error_of([&] { run.open(); });
+  CHECK(error.code == STG_FAILED_PRECONDITION);
+  CHECK(error.message == Contains{(run.config.dir / name).string() + " is a folder"});
+  CHECK(error.message == Contains{"/checkpoint/dir"});
+}
+
 TEST_CASE("A file that names no checkpoint is none") {
   const TemporaryFolder folder;
   write_file(folder / "best", "nothing\n");

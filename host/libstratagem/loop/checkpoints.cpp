@@ -95,6 +95,14 @@ std::string damage_of(const fs::path& checkpoint) {
 Checkpoints::Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed_step, Warn warn,
                          const std::optional<CheckpointRecord>& record)
     : config_(std::move(config)), warn_(std::move(warn)) {
+  for (const char* pointer : {last_name, best_name}) {
+    if (pointer == best_name && !config_.monitor) continue;
+    if (fs::is_directory(config_.dir / pointer)) {
+      throw failed_precondition((config_.dir / pointer).string(),
+                                " is a folder, and a run keeps the name of a checkpoint in a file ",
+                                "called so: move it away, or give another /checkpoint/dir");
+    }
+  }
   size_t num_others = 0;
   for (const int64_t step : steps_in(config_.dir)) {
     const fs::path folder = config_.dir / checkpoint_name(step);
