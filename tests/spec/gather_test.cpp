@@ -2,6 +2,7 @@
 //
 // docs/semantics.md, "Gathering outputs".
 #include "spec/instance.hpp"
+#include "spec/outputs.hpp"
 #include "spec/trees.hpp"
 #include "support/catch.hpp"
 
@@ -10,18 +11,7 @@ using namespace stratagem::test;
 
 namespace {
 
-using Outputs = std::function<Value(int32_t replica)>;
 using Numbers = std::vector<double>;
-
-std::unique_ptr<ToyModel> model_with(Outputs outputs) {
-  std::vector<ToyParameter> parameters{{{"weight"}, {1}, {0}}};
-  return std::make_unique<ToyModel>(parameters, [outputs](ToyReplica&, const stg_step_context& context, const stg_value&) {
-    ToyStep step;
-    step.outputs = outputs(context.replica);
-    step.gradients = {{1}};
-    return step;
-  });
-}
 
 Tree gathered(const Outputs& outputs, const std::string& config = R"({"devices": 2})") {
   const auto model = model_with(outputs);

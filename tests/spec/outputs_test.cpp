@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // docs/semantics.md, "Gathering outputs": what differs between replicas by its parts, strings, dtypes, and objects of the host's.
+#include "spec/outputs.hpp"
+
 #include <atomic>
 #include <thread>
 
@@ -15,17 +17,6 @@ namespace {
 
 using Numbers = std::vector<double>;
 using Sizes = std::vector<int64_t>;
-using Outputs = std::function<Value(int32_t replica)>;
-
-std::unique_ptr<ToyModel> model_with(Outputs outputs) {
-  std::vector<ToyParameter> parameters{{{"weight"}, {1}, {0}}};
-  return std::make_unique<ToyModel>(parameters, [outputs](ToyReplica&, const stg_step_context& context, const stg_value&) {
-    ToyStep step;
-    step.outputs = outputs(context.replica);
-    step.gradients = {{1}};
-    return step;
-  });
-}
 
 Tree gathered(const Outputs& outputs, size_t num_devices = 3) {
   const auto model = model_with(outputs);

@@ -2,13 +2,11 @@
 //
 // docs/semantics.md, "Mixed precision": the loss scale of 16-mixed, with models that compute in double, so that what autocast does is left
 // out and every number is worked out by hand.
-#include <stdlib.h>
+#include "spec/scaler.hpp"
 
 #include <cmath>
-#include <filesystem>
 #include <limits>
 
-#include "spec/instance.hpp"
 #include "support/catch.hpp"
 
 using namespace stratagem;
@@ -18,14 +16,10 @@ using Catch::Contains;
 namespace {
 
 constexpr double inf = std::numeric_limits<double>::infinity();
-const std::string mixed = R"(, "precision": "16-mixed")";
 
 std::string adam_config(size_t num_devices, const std::string& more = mixed) {
   return concat("{\"devices\": ", num_devices, R"(, "optimizer": {"name": "adam"})", more, "}");
 }
-
-double scale_in(const Tree& state) { return find(*find(state.root(), "scaler"), "scale")->as.f64; }
-int64_t good_steps_in(const Tree& state) { return find(*find(state.root(), "scaler"), "good_steps")->as.i64; }
 
 // Two weights of 1, gradients of both the mean of x; those that `fault` returns are put in place of replica `replica`'s.
 struct Faulty {
@@ -244,15 +238,6 @@ TEST_CASE("a host's own update of a window that overflowed lowers the scale, ask
   CHECK(good_steps_in(instance.export_state()) == 0);
 }
 
-TEST_CASE("a count of good updates beyond what doubles the scale doubles it at the next") {
-  const auto model = linear_model();
-  Instance instance("single_device", sgd_config(1, mixed));
-  instance.setup(*model);
-  instance.import_state(with_scaler(instance.export_state(), 1024, INT64_MAX));
-  CHECK(instance.train(batch_of({1})).update.loss_scale == 2048);
-  CHECK(good_steps_in(instance.export_state()) == 0);
-}
-
 TEST_CASE("denominators that add up to 0 neither lower the scale nor count as a good update") {
   std::vector<ToyParameter> parameters{{{"w"}, {1}, {1}}};
   double denominator = 0;
@@ -450,62 +435,6 @@ TEST_CASE("32-true, 64-true and bf16-mixed have no scale: what isn't finite reac
   CHECK(find(instance.export_state().root(), "scaler")->type == STG_NONE);
 }
 
-TEST_CASE("the scaler is part of the state: a run that goes on from it, under another strategy too, scales as an unbroken one") {
-  const auto model = linear_model();
-  Instance whole("single_device", sgd_config(1, mixed));
-  whole.setup(*model);
-  whole.train(batch_of({3e38, 1}));
-  whole.train(batch_of({1, 2}));
-  whole.train(batch_of({1, 2}));
-  Tree state = whole.export_state();
-  CHECK(scale_in(state) == 32768);
-  CHECK(good_steps_in(state) == 2);  // good updates since, not attempts
-  Instance other("data_parallel", sgd_config(2, mixed));
-  other.setup(&model->table, STG_STAGE_FIT, std::move(state));
-  CHECK(scale_in(other.export_state()) == 32768);
-  for (Instance* instance : {&whole, &other}) CHECK(instance->train(batch_of({1, 4})).update.loss_scale == 32768);
-  CHECK(good_steps_in(other.export_state()) == 3);
-  CHECK(model_bytes(other.export_state()) == model_bytes(whole.export_state()));
-
-  std::string pattern = (std::filesystem::temp_directory_path() / "stratagem-XXXXXX").string();
-  REQUIRE(mkdtemp(pattern.data()) != nullptr);
-  const std::string folder = pattern + "/checkpoint";
-  stg_checkpoint_args args = sized<stg_checkpoint_args>();
-  args.path = to_abi(folder);
-  check(whole.api.save(whole.self, nullptr, &args));
-  Instance loaded("data_parallel", sgd_config(2, mixed));
-  loaded.setup(*model);
-  args.flags = STG_IMPORT_STRICT;
-  check(loaded.api.load(loaded.self, nullptr, &args, nullptr, nullptr));
-  std::filesystem::remove_all(pattern);
-  CHECK(scale_in(loaded.export_state()) == 32768);
-  CHECK(good_steps_in(loaded.export_state()) == 3);
-}
-
-TEST_CASE("a state without a scaler, or with one that the run has no use for, is reported and taken") {
-  const auto model = linear_model();
-  Instance scaled("single_device", sgd_config(1, mixed));
-  Instance plain("single_device", sgd_config(1));
-  scaled.setup(*model);
-  plain.setup(*model);
-  scaled.import_state(with_scaler(scaled.export_state(), 8, 7));
-  for (const uint64_t flags : {uint64_t{0}, uint64_t{STG_IMPORT_STRICT}}) {
-    const Tree missing = scaled.import_state(plain.export_state(), flags);
-    CHECK(text_of(find(missing.root(), "missing")->as.items[0]) == "scaler");
-    CHECK(scale_in(scaled.export_state()) == 8);
-  }
-
-  const Tree unused = plain.import_state(scaled.export_state());
-  CHECK(text_of(find(unused.root(), "unknown_keys")->as.items[0]) == "scaler");
-  CHECK(find(unused.root(), "missing")->count == 0);
-  CHECK(find(plain.export_state().root(), "scaler")->type == STG_NONE);
-  // What evaluates has no use for an optimizer either, and says nothing.
-  Instance evaluates("single_device", sgd_config(1, mixed));
-  evaluates.setup(*model, STG_STAGE_VALIDATE);
-  CHECK(find(evaluates.import_state(scaled.export_state()).root(), "unknown_keys")->count == 0);
-  CHECK(find(evaluates.import_state(plain.export_state()).root(), "missing")->count == 0);
-}
-
 TEST_CASE("a float16 parameter is refused in 16-mixed, by its name, unless it is frozen or the run evaluates") {
   const auto model = linear_model(0, {STG_DTYPE_FLOAT, 16, 1});
   const auto set_up = [&](const std::string& precision, uint64_t stage) {
@@ -541,16 +470,4 @@ TEST_CASE("an overflow in a sparse gradient skips the update, too") {
   CHECK(skipped.outcome == STG_UPDATE_SKIPPED_OVERFLOW);
   CHECK(skipped.loss_scale == 32768);
   CHECK(instance.values("table") == std::vector<double>{1, 1, 0, 1});
-}
-
-TEST_CASE("a scaler that can't be one is an error that says why, and changes nothing") {
-  const auto model = linear_model();
-  Instance instance("single_device", sgd_config(1, mixed));
-  instance.setup(*model);
-  const auto refusal = [&](double scale, int64_t good_steps) {
-    return error_of([&] { instance.import_state(with_scaler(instance.export_state(), scale, good_steps), 0); }).message;
-  };
-  for (const double scale : {0.0, -1.0, inf, std::nan(""), 1e-9}) CHECK_THAT(refusal(scale, 0), Contains("scaler.scale is "));
-  CHECK_THAT(refusal(1, -1), Contains("good_steps"));
-  CHECK(scale_in(instance.export_state()) == 65536);
 }

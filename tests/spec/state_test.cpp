@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // States and checkpoints: the layout of abi/stratagem/strategy.h, swapping, strictness.
-#include <stdlib.h>
-
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "spec/checkpoint_folder.hpp"
 #include "spec/instance.hpp"
 #include "support/catch.hpp"
 
@@ -60,33 +59,6 @@ Dict& dict_at(Dict& dict, std::string_view key) { return std::get<Dict>(at(dict,
 
 void drop(Dict& dict, std::string_view key) {
   std::erase_if(dict, [&](const auto& entry) { return entry.first == key; });
-}
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "stratagem-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    path = pattern;
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path); }
-  std::filesystem::path path;
-};
-
-void save(Instance& instance, const std::string& path, const std::string& host_json = "") {
-  stg_checkpoint_args args = sized<stg_checkpoint_args>();
-  args.path = to_abi(path);
-  args.host_json = to_abi(host_json);
-  check(instance.api.save(instance.self, nullptr, &args));
-}
-
-std::string load(Instance& instance, const std::string& path, uint64_t flags = STG_IMPORT_STRICT) {
-  stg_checkpoint_args args = sized<stg_checkpoint_args>();
-  args.path = to_abi(path);
-  args.flags = flags;
-  stg_tree host_json{};
-  check(instance.api.load(instance.self, nullptr, &args, &host_json, nullptr));
-  return std::string(text_of(Tree{host_json}.root()));
 }
 
 std::string read(const std::filesystem::path& path) {
