@@ -83,7 +83,6 @@ Session::Session(SessionRequest request)
       events_(std::move(request.events)),
       services_([this](uint32_t level, const std::string& text) { log(level, text); }) {
   if (command_ == Command::predict) prepare_predictions(request.output);
-  events_.stop = &stop_;
   if (!events_.log) events_.log = [](uint32_t, const std::string&) {};
   load_plugins(request.config);
   read_data();
@@ -272,7 +271,9 @@ Json Session::fit() {
   const Dataset* validation = evaluation_ ? &*evaluation_ : nullptr;
   if (config_.trainer.overfits && config_.validation) validation = &*train_;
   FitLoop loop(config_, *strategy_, *train_, validation, resume_, events_);
-  const FitResult fit = loop.run();
+  loop.begin();
+  while (!loop.is_over()) loop.advance();
+  const FitResult fit = loop.finish();
   const auto text_or_null = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
   Json result = {{"steps", fit.steps},
                  {"epochs", fit.epochs},

@@ -6,7 +6,6 @@
 
 #include <stratagem/host.h>
 
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,7 +35,7 @@ struct SessionRequest {
   Command command = Command::fit;
   std::string checkpoint;  // absolute or relative to the working directory; empty: none
   std::string output;      // the same; where predictions go
-  Events events;           // `stop` is the session's own
+  Events events;           // `requests` outlives the session
 };
 
 class Session {
@@ -45,7 +44,6 @@ class Session {
 
   /// Runs once and returns the result as JSON.
   Json run();
-  void request_stop() noexcept { stop_.store(true, std::memory_order_relaxed); }
 
  private:
   void load_plugins(const ConfigText& text);
@@ -68,7 +66,6 @@ class Session {
 
   Command command_;
   Events events_;
-  std::atomic<bool> stop_{false};
   Config config_;
   std::optional<Dataset> train_, evaluation_;
   // Services and model outlive the instance that was made with them.

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a run tells while it goes on, and the one thing that it is told: to stop.
+// What a run tells while it goes on, and what it is told.
 #pragma once
 
 #include <atomic>
 #include <functional>
 #include <limits>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/value.hpp"
+#include "libstratagem/config/json_text.hpp"
 
 namespace stratagem {
 
@@ -21,13 +28,44 @@ struct Progress {
   double loss = std::numeric_limits<double>::quiet_NaN();  // the one of the last metrics line
 };
 
+/// What is asked of a run from outside: other threads and, but for the swap, signal handlers.
+class Requests {
+ public:
+  std::atomic<bool> stop{false};
+  std::atomic<bool> reload{false};
+  std::atomic<uint32_t> cancel{0};  // not 0: asked for; see stg_call
+
+  /// A later one takes the place of one that waits.
+  void swap_to(Json strategy) {
+    const std::lock_guard lock(mutex_);
+    strategy_ = std::move(strategy);
+  }
+  void clear() {
+    stop = reload = false;
+    cancel = 0;
+    take_swap();
+  }
+  std::optional<Json> take_swap() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(strategy_, std::nullopt);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<Json> strategy_;  // guarded by mutex_
+};
+
 struct Events {
   std::function<void(uint32_t level, const std::string& message)> log;  // STG_LOG_*
   std::function<void(const Progress&)> progress;
   std::function<void(const std::string& line)> metrics;
-  const std::atomic<bool>* stop = nullptr;
+  // An error thrown by these two ends the run.
+  std::function<void(const Progress&)> batch_start;
+  std::function<void(const Progress&, const stg_value& outputs)> batch_end;
+  std::function<void(int64_t step, const Json& strategy, const Error* error)> swap;  // error: null, or why the old one goes on
+  Requests* requests = nullptr;  // lifetime: the session
 
-  bool stop_requested() const { return stop != nullptr && stop->load(std::memory_order_relaxed); }
+  bool stop_requested() const { return requests != nullptr && requests->stop.load(std::memory_order_relaxed); }
 };
 
 }  // namespace stratagem

@@ -8,7 +8,6 @@
 #include <numeric>
 
 #include "base/structs.hpp"
-#include "libstratagem/data/batches.hpp"
 #include "libstratagem/data/permutation.hpp"
 #include "libstratagem/loop/evaluate.hpp"
 #include "libstratagem/loop/schedule.hpp"
@@ -80,87 +79,108 @@ std::string FitLoop::finished() const {
   return {};
 }
 
-FitResult FitLoop::run() {
-  if (const std::string reason = finished(); !reason.empty()) {
-    FitResult nothing = result();
-    nothing.nothing_to_do = reason;
-    if (resume_) nothing.checkpoint = resume_->checkpoint;
-    return nothing;
+/// What trained for hours must not go with one error.
+template <class Body>
+void FitLoop::or_save(Body body) {
+  try {
+    body();
+  } catch (...) {
+    has_failed_ = true;
+    stream_.reset();
+    save_after(describe_exception(std::current_exception()));
+    throw;
   }
+}
+
+void FitLoop::begin() {
+  nothing_to_do_ = finished();
+  if (!nothing_to_do_.empty()) return;
   const auto warn = [&](const std::string& text) { events_.log(STG_LOG_WARNING, text); };
   if (config_.checkpoint)
     checkpoints_.emplace(*config_.checkpoint, resumed_step_in(config_, resume_), warn, position_.checkpoints);
   forget_lost_checkpoints();
   metrics_.emplace(config_.metrics, resume_ ? std::optional(position_) : std::nullopt, events_.metrics);
   begin_ = Clock::now();
-  try {
-    if (!resume_ && !try_validation()) {
-      interrupted_ = true;  // nothing is trained yet, so there is nothing to save
+  or_save([&] {
+    if (resume_ || try_validation()) return;
+    interrupted_ = has_nothing_to_save_ = true;  // nothing is trained yet
+  });
+}
+
+void FitLoop::advance() {
+  or_save([&] {
+    const std::optional<Ended> ended = position_.validation_pending ? Ended::epoch : train_window();
+    if (!ended) return;
+    stream_.reset();
+    if (*ended == Ended::stop) {
+      interrupted_ = true;
     } else {
-      train();
-      if (checkpoints_) save();
+      finish_epoch(*ended);
     }
-  } catch (...) {
-    save_after(describe_exception(std::current_exception()));
-    throw;
+  });
+}
+
+FitResult FitLoop::finish() {
+  if (!nothing_to_do_.empty()) {
+    FitResult nothing = result();
+    nothing.nothing_to_do = nothing_to_do_;
+    if (resume_) nothing.checkpoint = resume_->checkpoint;
+    return nothing;
   }
+  or_save([&] {
+    if (checkpoints_ && !has_nothing_to_save_) save();
+  });
   seconds_ = ms_since(begin_) / 1000;
   return result();
 }
 
 void FitLoop::tick() { position_.seconds = seconds_before_ + ms_since(begin_) / 1000; }
 
-void FitLoop::train() {
-  while (finished().empty() && !interrupted_) {
-    const Ended ended = position_.validation_pending ? Ended::epoch : train_epoch();
-    if (ended == Ended::stop) {
-      interrupted_ = true;
-    } else {
-      finish_epoch(ended);
-    }
-  }
-}
-
-FitLoop::Ended FitLoop::train_epoch() {
+void FitLoop::open_epoch() {
   std::vector<int64_t> order(static_cast<size_t>(train_.num_samples()));
   if (config_.train->shuffle) {
     order = permutation(train_.num_samples(), config_.seed, position_.epoch);
   } else {
     std::iota(order.begin(), order.end(), 0);
   }
+  stream_.emplace(train_, std::move(order), config_.train->batch_size, position_.batch,
+                  num_train_batches(config_, train_.num_samples()));
+}
+
+/// Nothing where the epoch goes on.
+std::optional<FitLoop::Ended> FitLoop::train_window() {
   const int64_t total = num_train_batches(config_, train_.num_samples());
-  BatchStream stream(train_, std::move(order), config_.train->batch_size, position_.batch, total);
-  while (position_.batch < total) {
-    const Clock::time_point begin = Clock::now();
-    const bool updated = update(stream);
-    if (updated) {
-      step_ms_.push_back(ms_since(begin));
-      after_update();
-    }
-    if (updated && loss_.num_kept() >= max_kept_losses) loss_.flush(0);
-    report(STG_STAGE_FIT, position_.batch, total);
-    if (position_.batch == total) return Ended::epoch;
-    if (updated && validation_is_due()) {
-      position_.validation_pending = true;
-      note_good();
-      if (!validate()) return Ended::stop;
-      note_good();
-    }
-    if (!finished().empty()) return Ended::limit;
-    if (updated) save_if_due();
-    if (events_.stop_requested()) return Ended::stop;
+  if (position_.batch >= total) return Ended::epoch;
+  if (!stream_) open_epoch();
+  const Clock::time_point begin = Clock::now();
+  const bool updated = update();
+  if (updated) {
+    step_ms_.push_back(ms_since(begin));
+    after_update();
   }
-  return Ended::epoch;
+  if (updated && loss_.num_kept() >= max_kept_losses) loss_.flush(0);
+  report(STG_STAGE_FIT, position_.batch, total);
+  if (position_.batch == total) return Ended::epoch;
+  if (updated && validation_is_due()) {
+    position_.validation_pending = true;
+    note_good();
+    if (!validate()) return Ended::stop;
+    note_good();
+  }
+  if (!finished().empty()) return Ended::limit;
+  if (updated) save_if_due();
+  if (events_.stop_requested()) return Ended::stop;
+  return std::nullopt;
 }
 
 /// One window of micro-batches. Returns whether the weights were updated.
-bool FitLoop::update(BatchStream& stream) {
+bool FitLoop::update() {
   const stg_update_args args = update_args();
   last_update_ = sized<stg_update_result>();
   window_ = static_cast<size_t>(
       std::min(trainer_.accumulate_grad_batches, num_train_batches(config_, train_.num_samples()) - position_.batch));
   for (size_t i = 0; i < window_; ++i) {
-    auto batch = stream.next();
+    auto batch = stream_->next();
     if (!batch) throw internal("the reader ended before its last batch");
     const bool last = i + 1 == window_;
     loss_.add(strategy_.train(std::move(*batch), {position_.batch, position_.step}, last ? &args : nullptr, last_update_));
@@ -265,6 +285,16 @@ void FitLoop::note_good() {
   good_ = position_;
   num_good_losses_ = loss_.num_added();
 }
+
+void FitLoop::before_swap() {
+  or_save([&] { loss_.flush(0); });
+}
+
+void FitLoop::after_swap(const Json& strategy, double seconds) {
+  or_save([&] { metrics_->write(position_, "swap", {{"strategy", strategy}, {"seconds", seconds}}); });
+}
+
+void FitLoop::note_planned_swap(int64_t at_step) { position_.planned_swap = good_.planned_swap = at_step; }
 
 /// What trained for hours must not go with one bad batch or a full disk for the metrics.
 void FitLoop::save_after(const Error& error) {

@@ -8,6 +8,8 @@
 //   after each update: a metrics line, validation and a checkpoint where they are due, and a stop where one was asked for
 //   validation at the end of the run
 //
+// It runs in steps, so that whoever drives it can do something between two updates: exchange the strategy, above all.
+//
 // A checkpoint that falls on a validation is written after it, so that a resume doesn't repeat it. After an error
 // that leaves the strategy usable, one is written as of the last update: the weights are good, whatever was wrong with a batch.
 #pragma once
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "libstratagem/config/config.hpp"
+#include "libstratagem/data/batches.hpp"
 #include "libstratagem/data/dataset.hpp"
 #include "libstratagem/loop/checkpoints.hpp"
 #include "libstratagem/loop/evaluate.hpp"
@@ -62,14 +65,33 @@ class FitLoop {
   FitLoop(const Config& config, StrategyInstance& strategy, const Dataset& train, const Dataset* validation,
           const std::optional<Resume>& resume, const Events& events);
 
-  FitResult run();
+  /// The sanity validation. First of all, once.
+  void begin();
+  /// One update (or one that is skipped) with what falls after it. Where a resumed run has a validation left, that alone.
+  void advance();
+  bool is_over() const { return has_failed_ || !nothing_to_do_.empty() || interrupted_ || !finished().empty(); }
+  /// The last checkpoint. After the run is over, once.
+  FitResult finish();
+
+  int64_t step() const { return position_.step; }
+  /// Whether `advance` begins with an update.
+  bool is_before_update() const { return !position_.validation_pending; }
+  /// Between two advances: reads what the old strategy has computed and nobody has read yet.
+  void before_swap();
+  /// It has happened. `at_step`: of the config's swap, if it is one of those.
+  void after_swap(const Json& strategy, double seconds);
+  /// Of the config's swaps, whichever way they went.
+  int64_t last_planned_swap() const { return position_.planned_swap; }
+  void note_planned_swap(int64_t at_step);
 
  private:
   enum class Ended { epoch, limit, stop };
 
-  void train();
-  Ended train_epoch();
-  bool update(class BatchStream& stream);
+  template <class Body>
+  void or_save(Body body);
+  void open_epoch();
+  std::optional<Ended> train_window();
+  bool update();
   stg_update_args update_args() const;
   void after_update();
   void finish_epoch(Ended ended);
@@ -102,6 +124,7 @@ class FitLoop {
 
   Position position_;
   TrainingLoss loss_;
+  std::optional<BatchStream> stream_;  // of the epoch that goes on
   std::optional<MetricsFile> metrics_;
   std::optional<Checkpoints> checkpoints_;
   Json saved_;     // the state that was last saved, or tried to be: the same one is not written twice
@@ -119,6 +142,9 @@ class FitLoop {
   double seconds_before_ = 0;  // of the run's earlier processes
   std::vector<double> step_ms_;
   bool interrupted_ = false;
+  bool has_nothing_to_save_ = false;
+  bool has_failed_ = false;
+  std::string nothing_to_do_;
   double seconds_ = 0;
 };
 

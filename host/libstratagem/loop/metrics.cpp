@@ -47,10 +47,9 @@ bool is_plain_file(const fs::path& path) { return fs::symlink_status(path).type(
 
 }  // namespace
 
-std::string metrics_line(int64_t step, int64_t epoch, const std::string& stage, const std::map<std::string, double>& values,
-                         double time_s) {
+std::string metrics_line(int64_t step, int64_t epoch, const std::string& stage, const nlohmann::ordered_json& values, double time_s) {
   nlohmann::ordered_json line = {{"step", step}, {"epoch", epoch}, {"stage", stage}};
-  for (const auto& [name, value] : values) {
+  for (const auto& [name, value] : values.items()) {
     // A model's metric may have the name of one of ours.
     const std::string key = line.contains(name) || name == "time" ? "model/" + name : name;
     line[key] = value;  // the library writes null for what is not finite
@@ -82,7 +81,7 @@ MetricsFile::MetricsFile(const std::optional<fs::path>& path, const std::optiona
   if (!out_) throw invalid_argument("/metrics/path: can't write ", path_->string(), ": ", std::strerror(errno));
 }
 
-void MetricsFile::write(const Position& position, const std::string& stage, const std::map<std::string, double>& values) {
+void MetricsFile::write(const Position& position, const std::string& stage, const nlohmann::ordered_json& values) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const double time_s = static_cast<double>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count()) / 1000;
   const std::string line = metrics_line(position.step, position.epoch, stage, values, time_s);

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <map>
 #include <optional>
 #include <string>
 
@@ -16,8 +15,7 @@
 namespace stratagem {
 
 /// The line without its newline.
-std::string metrics_line(int64_t step, int64_t epoch, const std::string& stage, const std::map<std::string, double>& values,
-                         double time_s);
+std::string metrics_line(int64_t step, int64_t epoch, const std::string& stage, const nlohmann::ordered_json& values, double time_s);
 
 class MetricsFile {
  public:
@@ -30,7 +28,7 @@ class MetricsFile {
   MetricsFile(const std::optional<std::filesystem::path>& path, const std::optional<Position>& resumed_from,
               std::function<void(const std::string& line)> listener);
 
-  void write(const Position& position, const std::string& stage, const std::map<std::string, double>& values);
+  void write(const Position& position, const std::string& stage, const nlohmann::ordered_json& values);
 
  private:
   std::optional<std::filesystem::path> path_;

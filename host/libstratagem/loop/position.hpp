@@ -27,6 +27,8 @@ struct Position {
   StoppingState stopping = {};
   BestCheckpoints best = {};
   std::optional<CheckpointRecord> checkpoints = {};  // of the checkpoint that it was read from
+  int64_t planned_swap = 0;                          // the last of the config's swaps that was tried, by its at_step
+  Json strategy = {};                                // of a checkpoint: in force, where the config's was swapped; else null
 };
 
 /// What `save` is given: position, and the part of the config that a resume compares.
