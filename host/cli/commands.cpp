@@ -25,8 +25,13 @@ struct ErrorRelease {
 };
 using Error = std::unique_ptr<stg_error, ErrorRelease>;
 
-struct SessionClose {
-  void operator()(stg_session* session) const { stg_session_close(session); }
+/// Closes a session at its end.
+struct OpenSession {
+  stg_session handle = 0;
+  OpenSession() = default;
+  OpenSession(const OpenSession&) = delete;
+  OpenSession& operator=(const OpenSession&) = delete;
+  ~OpenSession() { stg_session_close(handle); }
 };
 
 stg_string to_abi(const std::string& text) { return {text.data(), text.size()}; }
@@ -55,12 +60,12 @@ int report(const stg_error& error, int exit_code) {
 
 // --- signals: the first one asks the run to stop, the second one ends at once.
 
-std::atomic<stg_session*> running{nullptr};
+std::atomic<stg_session> running{0};
 std::atomic<int> caught{0};
 
 void on_signal(int signal) {
-  stg_session* session = running.load();
-  if (session == nullptr || caught.exchange(signal) != 0) _exit(128 + signal);
+  const stg_session session = running.load();
+  if (session == 0 || caught.exchange(signal) != 0) _exit(128 + signal);
   static const char text[] = "\nstopping after this step; once more to end at once\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, text, sizeof text - 1);
   stg_session_request_stop(session);
@@ -69,8 +74,8 @@ void on_signal(int signal) {
 /// While it lives, SIGINT and SIGTERM go to the session.
 class Signals {
  public:
-  explicit Signals(stg_session* session) { running = session; }
-  ~Signals() { running = nullptr; }
+  explicit Signals(stg_session session) { running = session; }
+  ~Signals() { running = 0; }
   static void install() {
     struct sigaction action {};
     action.sa_handler = on_signal;
@@ -177,13 +182,12 @@ int run(uint64_t stage, const RunOptions& options) {
   args.checkpoint = to_abi(options.checkpoint);
   args.output = to_abi(options.output);
   args.events = &events;
-  stg_session* opened = nullptr;
-  if (const Error error{stg_session_open(&args, &opened)}) return report(*error, exit_code_of_opening(error->code));
-  const std::unique_ptr<stg_session, SessionClose> session(opened);
+  OpenSession session;
+  if (const Error error{stg_session_open(&args, &session.handle)}) return report(*error, exit_code_of_opening(error->code));
   stg_tree tree{};
   {
-    const Signals signals(session.get());
-    if (const Error error{stg_session_run(session.get(), &tree)}) return report(*error, failed);
+    const Signals signals(session.handle);
+    if (const Error error{stg_session_run(session.handle, &tree)}) return report(*error, failed);
   }
   const Json result = Json::parse(take_text(tree));
   return print(options.json ? result.dump() : summary(result), result["interrupted"].get<bool>() ? 128 + caught.load() : fine);

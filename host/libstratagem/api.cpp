@@ -8,15 +8,12 @@
 #include "base/structs.hpp"
 #include "base/value.hpp"
 #include "libstratagem/config/paths.hpp"
+#include "libstratagem/handles.hpp"
 #include "libstratagem/plugins/search.hpp"
 #include "libstratagem/session.hpp"
 #include "libstratagem/version.hpp"
 
 using namespace stratagem;
-
-struct stg_session {
-  Session session;
-};
 
 namespace {
 
@@ -40,21 +37,21 @@ stg_progress to_abi(const Progress& progress) {
   return out;
 }
 
-Events events_of(const stg_session_events* given) {
+Events events_of(const stg_session_events* given, const std::shared_ptr<Mailbox>& mailbox) {
   Events events;
-  if (given == nullptr) return events;
-  const auto table = read_table(given, STG_SESSION_EVENTS_MIN_SIZE, "events");
+  stg_session_events table{};
+  if (given != nullptr) table = read_table(given, STG_SESSION_EVENTS_MIN_SIZE, "events");
   if (table.log != nullptr) {
     events.log = [table](uint32_t level, const std::string& message) {
       table.log(table.self, level, stratagem::to_abi(message));
     };
   }
-  if (table.progress != nullptr) {
-    events.progress = [table](const Progress& progress) {
-      const stg_progress out = to_abi(progress);
-      table.progress(table.self, &out);
-    };
-  }
+  events.progress = [table, mailbox](const Progress& progress) {
+    mailbox->put(progress);
+    if (table.progress == nullptr) return;
+    const stg_progress out = to_abi(progress);
+    table.progress(table.self, &out);
+  };
   if (table.metrics != nullptr) {
     events.metrics = [table](const std::string& line) { table.metrics(table.self, stratagem::to_abi(line)); };
   }
@@ -76,7 +73,7 @@ Command command_of(uint64_t stage) {
   }
 }
 
-SessionRequest request_of(const stg_session_args* given) {
+SessionRequest request_of(const stg_session_args* given, const std::shared_ptr<Mailbox>& mailbox) {
   const auto args = read_argument(given, STG_SESSION_ARGS_MIN_SIZE, "args");
   std::vector<std::string> overrides;
   if (args.num_overrides != 0) require(args.overrides, "overrides");
@@ -91,7 +88,7 @@ SessionRequest request_of(const stg_session_args* given) {
   request.config = path.empty() ? read_config_text(text, folder, overrides) : read_config_file(path, overrides);
   request.checkpoint = text_of(args.checkpoint);
   request.output = text_of(args.output);
-  request.events = events_of(args.events);
+  request.events = events_of(args.events, mailbox);
   return request;
 }
 
@@ -130,26 +127,47 @@ std::vector<std::filesystem::path> plugin_path_of(const std::string& config_path
 
 }  // namespace
 
-stg_error* stg_session_open(const stg_session_args* args, stg_session** out) {
+stg_error* stg_session_open(const stg_session_args* args, stg_session* out) {
   return guard([&] {
     require(out, "out");
-    *out = new stg_session{Session(request_of(args))};
+    const auto mailbox = std::make_shared<Mailbox>();
+    SessionRequest request = request_of(args, mailbox);
+    *out = open_handle(mailbox, [&](Requests& requests) {
+      request.events.requests = &requests;
+      return std::make_unique<Session>(std::move(request));
+    });
   });
 }
 
-stg_error* stg_session_run(stg_session* session, stg_tree* result) {
+stg_error* stg_session_run(stg_session session, stg_tree* result) {
   return guard([&] {
-    require(session, "session");
+    const SessionCall call(session);
     require(result, "result");
-    give_json(session->session.run(), result);
+    give_json(call->run(), result);
   });
 }
 
-void stg_session_request_stop(stg_session* session) {
-  if (session != nullptr) session->session.request_stop();
+stg_error* stg_session_progress(stg_session session, stg_progress* out) {
+  return guard([&] {
+    const auto mailbox = mailbox_of(session);
+    known_size_bytes(out, STG_PROGRESS_MIN_SIZE, "out");
+    write_result(out, to_abi(mailbox->progress()));
+  });
 }
 
-void stg_session_close(stg_session* session) { delete session; }
+void stg_session_request_reload(stg_session session) {
+  with_requests(session, [](Requests& requests) { requests.reload = true; });
+}
+
+void stg_session_request_stop(stg_session session) {
+  with_requests(session, [](Requests& requests) { requests.stop = true; });
+}
+
+void stg_session_cancel(stg_session session) {
+  with_requests(session, [](Requests& requests) { requests.cancel = 1; });
+}
+
+void stg_session_close(stg_session session) { close_handle(session); }
 
 stg_error* stg_list_plugins(stg_string config_path, stg_tree* result) {
   return guard([&] {

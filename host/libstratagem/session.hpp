@@ -15,6 +15,7 @@
 #include "libstratagem/loop/events.hpp"
 #include "libstratagem/loop/fit.hpp"
 #include "libstratagem/loop/instance.hpp"
+#include "libstratagem/mailbox.hpp"
 #include "libstratagem/plugins/loader.hpp"
 
 namespace stratagem {

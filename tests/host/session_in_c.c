@@ -63,7 +63,8 @@ static stg_session_args arguments(const char *config, const char *folder) {
 }
 
 /* On another thread than the one that opened the session. */
-static void *run(void *session) {
+static void *run(void *given) {
+  const stg_session session = *(stg_session *)given;
   stg_tree result;
   require_text(stg_session_run(session, &result), &result, "\"steps\":3");
   require_error(stg_session_run(session, &result), STG_FAILED_PRECONDITION, "this session has run");
@@ -78,7 +79,7 @@ static void fit(const char *folder) {
       " \"optimizer\": {\"name\": \"sgd\", \"lr\": 1}, \"data\": {\"train\": {\"format\": \"npy\", \"inputs\": \"x.npy\"}}}";
   stg_session_args args = arguments(config, folder);
   stg_session_events events;
-  stg_session *session = NULL;
+  stg_session session = 0;
   pthread_t thread;
   int num_progress = 0;
   memset(&events, 0, sizeof events);
@@ -87,14 +88,14 @@ static void fit(const char *folder) {
   events.progress = count_progress;
   args.events = &events;
   REQUIRE(stg_session_open(&args, &session) == NULL);
-  REQUIRE(pthread_create(&thread, NULL, run, session) == 0);
+  REQUIRE(pthread_create(&thread, NULL, run, &session) == 0);
   REQUIRE(pthread_join(thread, NULL) == 0);
   REQUIRE(num_progress == 3);
 }
 
 int main(int argc, char **argv) {
   stg_tree tree;
-  stg_session *session = NULL;
+  stg_session session = 0;
   stg_session_args args;
   REQUIRE(argc >= 2);
   REQUIRE(stg_version().size_bytes > 0);
@@ -119,9 +120,9 @@ int main(int argc, char **argv) {
   args = arguments("{}", argv[1]);
   args.num_overrides = 1;
   require_error(stg_session_open(&args, &session), STG_INVALID_ARGUMENT, "overrides is null");
-  REQUIRE(session == NULL);
-  stg_session_request_stop(NULL);
-  stg_session_close(NULL);
+  REQUIRE(session == 0);
+  stg_session_request_stop(0);
+  stg_session_close(0);
 
   if (argc == 3 && strcmp(argv[2], "fit") == 0) fit(argv[1]);
   return 0;
