@@ -19,6 +19,16 @@
  * Only fixed-width integers, double, pointers and structs of these cross. Enumerations are uint32_t; a field that stands alone is
  * uint64_t, so that there is no padding behind it. An unknown value is an error. No struct has padding.
  *
+ * Pointers. Each has an owner and a lifetime, and something says so: the comment of a field, or that of its struct for `all pointers` of
+ * it. A parameter is named in backquotes, and what a function returns is called `the result`, by a sentence of the function's comment,
+ * else of its table's, else of its header's; else the first of these holds that fits:
+ *   `self`                 borrowed: the object whose function it is; release, deleter and destroy end it
+ *   `out`                  the caller's memory, filled on success; what is in it is then owned by the caller
+ *   const T *              borrowed
+ *   number *               the caller's memory, written on success
+ *   handle *               borrowed; a handle, of a type that only its maker knows, lives until the function that ends it
+ *   stg_error * as result  owned by the caller; null is success
+ *
  * Thread and state tags. The comment of every function ends in a tag in square brackets. Its first word says who may call:
  *   [any]      any thread, at any time, several at once.
  *   [owner]    one caller at a time; which thread does not matter. A second caller, or a call from inside one of the instance's

@@ -24,21 +24,21 @@ typedef struct stg_storage {
   void *self; /* lifetime: until the host table's release */
   /* Begins the folder `path` under a temporary name. `transaction` is consumed by commit or rollback. [any] */
   stg_error *(*begin)(void *self, stg_string path, void **transaction);
-  /* Writes `size_bytes` at `offset_bytes` of the file `name` in the transaction's folder. `data` is borrowed. [any] */
+  /* Writes `size_bytes` at `offset_bytes` of the file `name` in the folder of the `transaction`, borrowed. `data` is borrowed. [any] */
   stg_error *(*write)(void *self, void *transaction, stg_string name, uint64_t offset_bytes, const void *data,
                       uint64_t size_bytes);
-  /* Makes the folder durable and visible under its path; replaces one of that name. Consumes the transaction on every return; on an
+  /* Makes the folder durable and visible under its path; replaces one of that name. Consumes the `transaction` on every return; on an
    * error the folder that was there before is untouched. [any] */
   stg_error *(*commit)(void *self, void *transaction);
-  /* Drops the transaction and what it wrote. [any] */
+  /* Drops what the `transaction` wrote, and consumes it. [any] */
   void (*rollback)(void *self, void *transaction);
   /* Opens the file `path` for reading. `file` is released by close. STG_NOT_FOUND if there is none. [any] */
   stg_error *(*open)(void *self, stg_string path, void **file, uint64_t *size_bytes);
-  /* Reads exactly `size_bytes` from `offset_bytes` into `data`, borrowed; STG_DATA_LOSS if the file is shorter. [any] */
+  /* Reads exactly `size_bytes` from `offset_bytes` of `file` into `data`, both borrowed; STG_DATA_LOSS if the file is shorter. [any] */
   stg_error *(*read)(void *self, void *file, uint64_t offset_bytes, void *data, uint64_t size_bytes);
-  /* Closes a file that open gave. [any] */
+  /* Closes a `file` that open gave, and consumes it. [any] */
   void (*close)(void *self, void *file);
-  /* The names directly inside the folder `path`: a list of strings, owned by the caller. [any] */
+  /* What is directly inside the folder `path`: `names` is a list of strings, owned by the caller. [any] */
   stg_error *(*list)(void *self, stg_string path, stg_tree *names);
   /* Removes a file or a folder with all that is in it; nothing there is no error. [any] */
   stg_error *(*remove)(void *self, stg_string path);
@@ -65,9 +65,10 @@ typedef struct stg_host {
   void (*trace_begin)(void *self, stg_string phase, int32_t replica);
   /* The phase ends. [any] */
   void (*trace_end)(void *self, stg_string phase, int32_t replica);
-  /* Host memory of `size_bytes`, aligned to `alignment_bytes` (a power of two); null if there is none. Released by deallocate. [any] */
+  /* Host memory of `size_bytes`, aligned to `alignment_bytes` (a power of two); null if there is none. The result
+   * is the caller's, released by deallocate. [any] */
   void *(*allocate)(void *self, uint64_t size_bytes, uint64_t alignment_bytes);
-  /* Gives back what allocate gave. [any] */
+  /* Consumes `memory` that allocate gave. [any] */
   void (*deallocate)(void *self, void *memory, uint64_t size_bytes);
   const stg_storage *storage; /* null: safetensors files on the local disk; lifetime: as this table */
 } stg_host;

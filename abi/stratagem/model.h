@@ -115,11 +115,11 @@ typedef struct stg_gradient_sink {
   void *self; /* lifetime: the backward call */
   /* Parameter `index` has its gradient, in the parameter's shape and on its device. Each index exactly once per backward, in any
    * order; null: the parameter got none. Frozen parameters may be left out, those frozen since setup too; one that was frozen at setup
-   * must not come with a gradient. The tensor is moved, on error too; what is left of backward may still read its memory. `stream` orders it,
-   * null: the default one. On a CPU called on the replica's thread, on an accelerator by autograd's thread of that device. [replica] */
+   * must not come with a gradient. `gradient` is moved, on error too; what is left of backward may still read its memory. `stream` orders
+   * it, null: the default one. On a CPU called on the replica's thread, on an accelerator by autograd's thread of that device. [replica] */
   stg_error *(*ready)(void *self, uint64_t index, stg_tensor *gradient, const stg_stream *stream);
-  /* The same for a sparse gradient: int64 indices (sparse_dims, n), values (n, ...), both moved, and the dense shape (borrowed). Entries
-   * come in any order; those of one place are added. Null: make it dense and call ready. [replica] */
+  /* The same for a sparse gradient: int64 `indices` (sparse_dims, n), `values` (n, ...), both moved, and the dense shape. Entries come in
+   * any order; those of one place are added. Null: make it dense and call ready. [replica] */
   stg_error *(*ready_sparse)(void *self, uint64_t index, stg_tensor *indices, stg_tensor *values, const int64_t *shape,
                              uint64_t num_dims, const stg_stream *stream);
 } stg_gradient_sink;
@@ -135,9 +135,9 @@ typedef struct stg_model {
   void (*retain)(void *self);
   /* Drops a reference: at teardown or destroy, or later, with the last tensor that the strategy has lent. [any] */
   void (*release)(void *self);
-  /* Makes a replica, owned by the caller until destroy_replica. Replicas of one seed start from equal weights. [replica] */
+  /* Makes a replica: `out` is owned by the caller until destroy_replica. Replicas of one seed start from equal weights. [replica] */
   stg_error *(*replicate)(void *self, const stg_replicate_args *args, stg_replica **out);
-  /* Destroys a replica; no graph of it is left. Of a replica whose memory the strategy has lent, when the last such tensor is
+  /* Destroys `replica`, consumed; no graph of it is left. Of a replica whose memory the strategy has lent, when the last such tensor is
    * released, on the thread that does it, even after the strategy's destroy. [replica] */
   void (*destroy_replica)(void *self, stg_replica *replica);
   /* Lists parameters and buffers; what `out` points to stays the model's. An error for a parameter that has no shape yet, naming
@@ -145,14 +145,15 @@ typedef struct stg_model {
   stg_error *(*describe)(void *self, stg_replica *replica, stg_model_description *out);
   /* Training (1) or evaluation (0) mode. [replica] */
   stg_error *(*set_mode)(void *self, stg_replica *replica, uint32_t train);
-  /* Runs one step on the replica's share of the batch. `batch` is moved in; a graph that reads it keeps it. `context` is borrowed. [replica] */
+  /* Runs one step on the replica's share of the batch. `batch` is moved in; a graph that reads it keeps it. `result` is the
+   * caller's memory. [replica] */
   stg_error *(*step)(void *self, stg_replica *replica, const stg_step_context *context, stg_tree *batch,
                      stg_model_step_result *result);
-  /* Runs backward from the loss times `scale` and reports to the sink (borrowed). Consumes the graph on every return. An error from
-   * the sink ends it and comes back as the cause. `flags`: 0. [replica] */
+  /* Runs backward from the loss times `scale` and reports to the sink. Consumes `graph` on every return. An error from the sink
+   * ends it and comes back as the cause. `flags`: 0. [replica] */
   stg_error *(*backward)(void *self, stg_replica *replica, stg_graph *graph, double scale, uint32_t flags,
                          const stg_gradient_sink *sink);
-  /* Drops a graph unused. [replica] */
+  /* Drops `graph` unused, and consumes it. [replica] */
   void (*release_graph)(void *self, stg_replica *replica, stg_graph *graph);
 
   /* From here on optional. */
@@ -160,16 +161,17 @@ typedef struct stg_model {
   /* Makes parameter `index` (or buffer num_parameters + i) live in `storage`: same shape, dtype and device, writable, kept by the
    * strategy until destroy_replica. The values in `storage` are the parameter's from then on (the strategy has put them there), and
    * describe tells the new memory. `gradient`, null or such a tensor, is where its gradient shall be written (not added); `ready` then
-   * gets a handle over it. How replicas on one CPU share their weights. Both are borrowed handles over memory that outlives the
-   * replica. [replica] */
+   * gets a handle over it. How replicas on one CPU share their weights. `storage` and `gradient` are borrowed handles
+   * over memory that outlives the replica. [replica] */
   stg_error *(*bind)(void *self, stg_replica *replica, uint64_t index, const stg_tensor *storage, const stg_tensor *gradient);
   /* The strategy has written parameters or buffers in place. [replica] */
   stg_error *(*parameters_changed)(void *self, stg_replica *replica);
-  /* Splits a batch (borrowed) into at most `num_shares` shares, for packed or ragged batches. Fills `shares` from the front and sets
-   * `num_filled`; the caller owns them. Called on the calling thread, on the root's replica. [replica] */
+  /* Splits a batch (borrowed) into at most `num_shares` shares, for packed or ragged batches. Fills `shares` from the front, owned by the
+   * caller, and sets `num_filled`. Called on the calling thread, on the root's replica. [replica] */
   stg_error *(*split)(void *self, stg_replica *replica, const stg_tree *batch, uint64_t num_shares, stg_tree *shares,
                       uint64_t *num_filled);
-  /* Moves a share (moved in) to the replica's device; `out` is owned by the caller. Null: the strategy moves every tensor leaf. [replica] */
+  /* Moves a share to the replica's device: `batch` is moved in, `out` is owned by the caller. Null: the strategy
+   * moves every tensor leaf. [replica] */
   stg_error *(*transfer)(void *self, stg_replica *replica, stg_tree *batch, int64_t dataloader_index, stg_tree *out);
   /* Returns when the replica's device has finished what was queued. Null: there is nothing to wait for. [replica] */
   stg_error *(*synchronize)(void *self, stg_replica *replica);
@@ -187,8 +189,8 @@ typedef struct stg_model_factory {
   stg_string name;           /* lifetime: the process */
   stg_string summary;        /* lifetime: the process; one line */
   stg_string options_schema; /* lifetime: the process; the JSON Schema of `options` */
-  /* Makes a model from its options (a JSON object, borrowed), checked against the schema by the host. The model starts with one
-   * reference, the caller's, dropped by its `release`. `host` is borrowed, retained if kept; it may be null. [any] */
+  /* Makes a model from its options (a JSON object, borrowed), checked against the schema by the host. `out` is owned by the
+   * caller: one reference, dropped by its `release`. `host` is borrowed, retained if kept; it may be null. [any] */
   stg_error *(*create)(stg_string options_json, const stg_host *host, const stg_model **out);
 } stg_model_factory;
 #define STG_MODEL_FACTORY_MIN_SIZE 64u

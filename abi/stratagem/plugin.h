@@ -55,7 +55,8 @@ typedef struct stg_probe_reply {
 } stg_probe_reply;
 STG_ASSERT_SIZE(stg_probe_reply, 48);
 
-/* The one exported symbol. Allocates nothing and starts nothing; may be called any number of times. [any] */
+/* The one exported symbol. Allocates nothing and starts nothing; may be called any number of times. `reply` is the
+ * caller's memory. [any] */
 typedef uint32_t (*stg_plugin_probe_fn)(const stg_probe_request *request, stg_probe_reply *reply);
 #define STG_PLUGIN_PROBE_SYMBOL "stg_plugin_probe"
 

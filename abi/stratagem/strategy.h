@@ -214,15 +214,15 @@ typedef struct stg_checkpoint_args {
 #define STG_CHECKPOINT_ARGS_MIN_SIZE 48u
 STG_ASSERT_SIZE(stg_checkpoint_args, 48);
 
-/* The functions of a strategy. Growing; a function table. `self` is the instance. `call` is borrowed, null: no deadline. Results
- * that are trees are owned by the caller. */
+/* The functions of a strategy. Growing; a function table. `self` is the instance. `call` is borrowed, null: no deadline.
+ * `batch`, `object` and `state` are moved or borrowed. */
 typedef struct stg_strategy_api {
   uint64_t struct_size;
 
-  /* Makes an instance: reads its config and finds its devices; starts nothing. `args` is borrowed. [any] */
+  /* Makes an instance, `out`, owned by the caller until destroy: reads its config and finds its devices; starts nothing. [any] */
   stg_error *(*create)(const stg_create_args *args, stg_strategy **out);
-  /* Ends an instance in any state and joins its threads; tensors that it returned stay valid. From inside one of the instance's
-   * callbacks, on whatever thread, it does nothing. Null is allowed. [owner, all] */
+  /* Ends an instance, `self`, in any state: consumes it and joins its threads; tensors that it returned stay valid. From inside one of
+   * the instance's callbacks, on whatever thread, it does nothing. Null is allowed. [owner, all] */
   void (*destroy)(stg_strategy *self);
   /* Makes the call in progress return STG_ABORTED as soon as it can; the instance is then draining. A setup or teardown that it comes
    * into ends so too. [any, all] */
@@ -273,14 +273,14 @@ typedef struct stg_strategy_api {
   stg_error *(*backward)(stg_strategy *self, const stg_call *call, uint64_t flags);
   /* Reduces if backward did not, unscales, clips, updates, and clears gradients. `out` may be null. [owner, fit] */
   stg_error *(*optimizer_step)(stg_strategy *self, const stg_call *call, const stg_update_args *args, stg_update_result *out);
-  /* training_step, backward and, with STG_BATCH_LAST_MICRO_BATCH, optimizer_step in one hand-off; bitwise equal to them. `update` may
-   * be null. [owner, fit] */
+  /* training_step, backward and, with STG_BATCH_LAST_MICRO_BATCH, optimizer_step in one hand-off; bitwise equal to them. `update`: the
+   * caller's memory, may be null. [owner, fit] */
   stg_error *(*train_batch)(stg_strategy *self, const stg_call *call, const stg_step_args *args, stg_step_result *out,
                             stg_update_result *update);
   /* Drops gradients, weights and graphs gathered since the last update. [owner, fit] */
   stg_error *(*zero_grad)(stg_strategy *self, const stg_call *call);
-  /* The reduced gradients, for a host's own optimizer: a dict from main name to tensor, or none where there is no gradient; views,
-   * valid until the next call of the instance that is not a query (copies with STG_CREATE_CALLER_THREAD_ONLY). [owner, fit] */
+  /* The reduced gradients, for a host's own optimizer: `out` is a dict from main name to tensor, or none where there is no
+   * gradient; views, valid until the next call of the instance that is not a query (copies with STG_CREATE_CALLER_THREAD_ONLY). [owner, fit] */
   stg_error *(*gradients)(stg_strategy *self, const stg_call *call, stg_tree *out);
   /* The host has written parameters in place on the root: replicas are refreshed, gradients dropped. [owner, fit evaluate] */
   stg_error *(*parameters_changed)(stg_strategy *self, const stg_call *call);
@@ -290,8 +290,8 @@ typedef struct stg_strategy_api {
   stg_error *(*test_step)(stg_strategy *self, const stg_call *call, const stg_step_args *args, stg_step_result *out);
   /* As validation_step, in the predict stage. [owner, fit evaluate] */
   stg_error *(*predict_step)(stg_strategy *self, const stg_call *call, const stg_step_args *args, stg_step_result *out);
-  /* Reduces one set of gradients per device in place, nothing else asked of the instance. `args` is borrowed. A read-only, overlapping
-   * or stride-0 gradient is refused before anything is written. [owner, modelless] */
+  /* Reduces one set of gradients per device in place, nothing else asked of the instance. A read-only, overlapping or stride-0
+   * gradient is refused before anything is written. [owner, modelless] */
   stg_error *(*reduce_gradients)(stg_strategy *self, const stg_call *call, const stg_reduce_gradients_args *args);
 
   /* The state as a tree (see above). `flags`: STG_EXPORT_COPY. [owner, fit evaluate] */
@@ -299,9 +299,10 @@ typedef struct stg_strategy_api {
   /* Takes a state (moved or borrowed); parts that the stage has no use for are left out. `flags`: STG_IMPORT_STRICT. `report`: a dict of
    * lists of names (missing, unexpected, unknown_keys), owned by the caller; may be null. [owner, fit evaluate] */
   stg_error *(*import_state)(stg_strategy *self, const stg_call *call, stg_tree *state, uint64_t flags, stg_tree *report);
-  /* Writes a checkpoint folder as a whole or not at all. `args` is borrowed. [owner, fit evaluate] */
+  /* Writes a checkpoint folder as a whole or not at all. [owner, fit evaluate] */
   stg_error *(*save)(stg_strategy *self, const stg_call *call, const stg_checkpoint_args *args);
-  /* Reads one. `host_json`: the string value given to save, owned by the caller; may be null. `report` as in import_state.
+  /* Reads one. `host_json`: the string value given to save, owned by the caller; may be null. `report` as in import_state, owned by the
+   * caller.
    * [owner, fit evaluate] */
   stg_error *(*load)(stg_strategy *self, const stg_call *call, const stg_checkpoint_args *args, stg_tree *host_json,
                      stg_tree *report);

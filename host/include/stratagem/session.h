@@ -3,7 +3,7 @@
  * libstratagem: loading, checking, config and the training loop behind a C API, with the rules of the ABI (common.h, error.h): growing
  * structs, errors as stg_error, thread tags. The command line `stratagem` is built on this and nothing else.
  *
- * Results are JSON texts in a stg_tree: a string value, owned by the caller.
+ * `result` and `event` are JSON texts in a stg_tree: a string value, owned by the caller.
  */
 #ifndef STRATAGEM_SESSION_H
 #define STRATAGEM_SESSION_H
@@ -83,8 +83,8 @@ typedef struct stg_data_source {
   void *self;      /* lifetime: until release */
   int64_t num_samples;
   uint64_t flags; /* STG_SOURCE_* */
-  /* A batch of the samples `rows` (borrowed; 0 to num_samples - 1, in this order): a tree, all of whose tensors have num_rows rows, owned by
-   * the caller. An error ends the run as one of an event does. One call at a time. [any] */
+  /* A batch of the samples `rows` (borrowed; 0 to num_samples - 1, in this order): `batch` is a tree, all of whose tensors have num_rows rows,
+   * owned by the caller. An error ends the run as one of an event does. One call at a time. [any] */
   stg_error *(*read)(void *self, const int64_t *rows, uint64_t num_rows, stg_tree *batch);
   /* The session is done with it. May be null. [any] */
   void (*release)(void *self);
@@ -179,7 +179,7 @@ STG_API stg_error *stg_list_plugins(stg_string config_path, stg_tree *result);
 /* The note of one plugin file, without loading it. [any] */
 STG_API stg_error *stg_inspect_plugin(stg_string path, stg_tree *result);
 
-/* Loads a plugin file with every check, and gives its table, which lives as long as the process: for hosts that use the ABI without a
+/* Loads a plugin file with every check, and gives its table, `out`, which lives as long as the process: for hosts that use the ABI without a
  * session. [any] */
 STG_API stg_error *stg_load_plugin(stg_string path, const stg_plugin **out);
 
