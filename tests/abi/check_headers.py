@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds the headers in abi/stratagem/ against the rules that a compiler does not know.
 
-    check_headers.py rules FOLDER MORE.h...             the rules of docs/abi: sizes, types, tags, lifetimes, states
+    check_headers.py rules FOLDER MORE.h...             the rules of docs/abi: sizes, types, states
     check_headers.py compile FOLDER MORE.h... CC CXX... each header alone, in C99, C11, C++17, C++20, padding an error
     check_headers.py states FOLDER PAGE.md              the page has the table of states.h, as Markdown
     check_headers.py self-test FOLDER MORE.h...         breaks a copy of the headers once per rule; each must be found
 
 It reads the headers as text, with the few forms that they are written in: a form that it does not understand is an error, so
-nothing slips through unread. The self-test is there because a checker that finds nothing looks like one that works.
+nothing slips through unread. Thread tags and lifetimes are abi/layout's (check_layout.py). The self-test is there because a checker that finds nothing looks like one that works.
 """
 import pathlib
 import re
@@ -24,7 +24,6 @@ FIXED = {"stg_string", "stg_device", "stg_stream", "stg_dtype", "stg_tensor_view
 ENUMERATION = re.compile(r"\bSTG_(STAGE|LOSS|CLIP|UPDATE|REDUCE|DECIDE|LOG|STATE|STREAM)_(\*|[A-Z]+ or STG_)")
 ENUMERATION_NAMES = {"stage", "op", "mode", "level", "clip", "outcome", "loss_kind", "kind", "state", "decision", "train"}
 FORBIDDEN = r"\b(bool|_Bool|enum|long|short|size_t|ssize_t|ptrdiff_t|wchar_t|int|unsigned|signed|float|va_list|intptr_t|uintptr_t)\b"
-LIFETIME = re.compile(r"lifetime|lives? |borrowed|owned|moved|valid until", re.IGNORECASE)
 STATE_WORDS = {"created": 1, "fit": 2, "evaluate": 4, "modelless": 8, "draining": 16, "live": 15, "all": 31, "model": 6}
 MAX_STRUCT_SIZE_BYTES = 65536
 
@@ -154,15 +153,7 @@ def check_member(headers, name, member, problems):
     if re.search(FORBIDDEN, member.text) or "..." in member.text:
         problems.append(f"{where}: uses a type that may not cross: {member.text}")
     check_enumerations(name, member, where, problems)
-    if member.is_function:
-        tag = re.search(r"\[([^\]]*)\]$", member.comment)
-        if not tag or tag.group(1).split(",")[0] not in ("any", "owner", "replica"):
-            problems.append(f"{where}: its comment does not end in a thread tag")
-        elif set(tag.group(1).replace(",", "").split()[1:]) - set(STATE_WORDS):
-            problems.append(f"{where}: its tag names a state that does not exist: [{tag.group(1)}]")
-    elif member.num_stars and not LIFETIME.search(member.comment):
-        problems.append(f"{where}: a pointer whose comment says neither lifetime nor owner")
-    elif not member.num_stars and member.type in headers.structs and member.type not in FIXED:
+    if not member.is_function and not member.num_stars and member.type in headers.structs and member.type not in FIXED:
         problems.append(f"{where}: nests the growing struct {member.type} by value")
 
 
@@ -263,9 +254,6 @@ BREACHES = [
     ("call.h", "uint64_t num_streams", "unsigned long num_streams", "form of declaration"),
     ("call.h", "uint64_t num_streams", "uint64_t num_streams : 3", "form of declaration"),
     ("error.h", "uint32_t flags;", "bool flags;", "uses bool"),
-    ("error.h", "Never null. [any] */", "Never null. */", "thread tag"),
-    ("error.h", "lifetime: the error */\n} stg_error", "*/\n} stg_error", "neither lifetime nor owner"),
-    ("strategy.h", "[owner, created] */", "[owner, creatd] */", "state that does not exist"),
     ("strategy.h", "[owner, created] */", "[owner, fit] */", "its comment says"),
     ("strategy.h", "[owner, created] */", "[any, created] */", "its comment says"),
     ("strategy.h", "const stg_setup_args *args);", "const stg_setup_args *args, ...);", "variadic"),
