@@ -82,6 +82,9 @@ TEST_CASE("A wrong value is answered with its pointer, itself, and what is wante
        "/trainer/max_time: \"1:30:00\" is not allowed; wanted: a number, above 0 or a text, matching "
        "\"^[0-9]{1,6}:[0-9]{2}:[0-9]{2}:[0-9]{2}$\"\n"},
       {"trainer.max_time=00:00:00:00", "/trainer/max_time: \"00:00:00:00\" is no time at all; leave it out to have no limit\n"},
+      {"trainer.max_time=00:00:60:00",
+       "/trainer/max_time: \"00:00:60:00\" has more than 23 hours, 59 minutes or 59 seconds in their places; carry them over, or "
+       "give the time in seconds: 3600.0\n"},
       {"trainer.val_check_interval=0.25",
        "/trainer/val_check_interval: 0.25 is not allowed; wanted: a whole number, at least 1\n"},
       {"trainer={\"val_check_interval\":5,\"check_val_every_n_epoch\":2}",
@@ -199,7 +202,14 @@ TEST_CASE("A time is seconds, or days, hours, minutes and seconds") {
   const Good good;
   CHECK(good.read({"trainer.max_time=90.5"}).trainer.max_time_s == 90.5);
   CHECK(good.read({"trainer.max_time=01:02:03:04"}).trainer.max_time_s == 86400 + 2 * 3600 + 3 * 60 + 4);
-  CHECK(good.read({"trainer.max_time=00:00:90:00"}).trainer.max_time_s == 5400);
+  CHECK(good.read({"trainer.max_time=999999:23:59:59"}).trainer.max_time_s == 1e6 * 86400 - 1);
+  for (const char* time : {"00:24:00:00", "00:00:60:00", "00:00:00:60", "99:99:99:99"}) {
+    Problems problems;
+    good.read(problems, {std::string("trainer.max_time=") + time});
+    REQUIRE(problems.all().size() == 1);
+    CHECK(problems.all()[0].pointer == "/trainer/max_time");
+    CHECK(problems.all()[0].text == Contains{std::string("\"") + time + "\" has more than 23 hours, 59 minutes or 59 seconds"});
+  }
   CHECK(good.read({"trainer.max_time=90.5"}).trainer.max_epochs == no_limit);
   CHECK(!good.read({"trainer.max_time=null"}).trainer.max_time_s);
 }

@@ -91,7 +91,7 @@ TEST_CASE("Validation, before training and in the middle of it, leaves training 
   }
 }
 
-TEST_CASE("The sanity validation is as long as its number says, and none with 0 or on a resume") {
+TEST_CASE("The sanity validation is as long as its number says, and none with 0 or on a resume without a new monitor") {
   Validated run("single_device", {1, 1, 1});
   for (const char* file : {"good.npy", "bad.npy"}) write_samples(run.folder / file, {0, 0, file[0] == 'b' ? 7.F : 0.F});
   run.config["data"]["validation"]["targets"] = "bad.npy";  // the third batch is an error
@@ -197,6 +197,11 @@ TEST_CASE("overfit_batches trains on the same batches in each epoch, in order, a
   CHECK(fit.json()["steps"] == 4);
   CHECK(fit.json()["validation"]["mean_x"] == 1.5);  // 0 to 3
   if (run.config["strategy"]["name"] == "single_device") CHECK(run.trace() == Names{"0 1", "2 3", "0 1", "2 3"});
+  // The file of validation isn't looked for.
+  const Finished without = run.fit({"trainer.overfit_batches=2", "data.validation.inputs=nothing.npy"});
+  INFO(without.err);
+  CHECK(without.json()["validation"]["mean_x"] == 0.5);
+  CHECK(run.fit({"data.validation.inputs=nothing.npy"}).err == Contains{"/data/validation/inputs"});
   const Finished both = run.fit({"trainer.overfit_batches=2", "trainer.limit_val_batches=1"});
   CHECK(both.code == 2);
   CHECK(both.err ==

@@ -206,13 +206,21 @@ class Reader {
     if (!given.is_string()) return;
     std::istringstream text(given.get<std::string>());
     double total = 0;
+    bool is_over = false;
     for (const double per_unit : {0.0, 24.0, 60.0, 60.0}) {
       std::string unit;
       std::getline(text, unit, ':');
       if (unit.empty() || unit.find_first_not_of("0123456789") != std::string::npos) return;  // the schema has told
+      is_over |= per_unit != 0 && std::stod(unit) >= per_unit;
       total = total * per_unit + std::stod(unit);
     }
-    if (total == 0) problems_.add("/trainer/max_time", concat(shown(given), " is no time at all; leave it out to have no limit"));
+    if (is_over) {
+      problems_.add("/trainer/max_time",
+                    concat(shown(given), " has more than 23 hours, 59 minutes or 59 seconds in their places; ",
+                           "carry them over, or give the time in seconds: ", shown(total)));
+    } else if (total == 0) {
+      problems_.add("/trainer/max_time", concat(shown(given), " is no time at all; leave it out to have no limit"));
+    }
     seconds = total;
   }
 
@@ -319,7 +327,9 @@ class Reader {
     const fs::path root = path(folder, "/data/root");
     const bool fit = command_ == Command::fit;
     config.train = read_dataset("train", root, fit);
-    config.validation = read_dataset("validation", root, fit || command_ == Command::validate);
+    // With overfit_batches validation is on the batches of training, and its own file isn't asked for.
+    const bool validates = fit ? !Section(root_, "trainer").has("overfit_batches") : command_ == Command::validate;
+    config.validation = read_dataset("validation", root, validates);
     config.test = read_dataset("test", root, command_ == Command::test);
     config.predict = read_dataset("predict", root, command_ == Command::predict);
     const auto require = [&](const char* key, const std::optional<DatasetConfig>& dataset, const char* command) {
