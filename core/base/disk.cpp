@@ -276,12 +276,12 @@ NewFile::~NewFile() {
 }
 
 void NewFile::append(const void* data, uint64_t size_bytes) {
-  write_all(file_.descriptor.number(), file_.path, size_bytes_, data, size_bytes);
+  write_all(file_.descriptor.number(), target_, size_bytes_, data, size_bytes);
   size_bytes_ += size_bytes;
 }
 
 void NewFile::commit() {
-  sync(file_.descriptor.number(), file_.path);
+  sync(file_.descriptor.number(), target_);
   rename_to(file_.path, target_);
   is_committed_ = true;
   sync_folder(parent_of(target_));
