@@ -67,10 +67,10 @@ TEST_CASE("The schedule and the steps count updates, not micro-batches") {
 
 TEST_CASE("Validation means count samples, over replicas and over a last, smaller batch") {
   Run run(any_strategy());
-  write_samples(run.folder / "v.npy", {1, 1, 1, 1, 6});
-  run.config["data"]["validation"] = {{"format", "npy"}, {"inputs", "v.npy"}, {"batch_size", 2}};
+  write_samples(run.folder / "v.npy", {1, 1, 6, 6, 1});  // 3 samples, 2 of them on the first of two replicas, and 2
+  run.config["data"]["validation"] = {{"format", "npy"}, {"inputs", "v.npy"}, {"batch_size", 3}};
   REQUIRE(run.fit({"optimizer.lr=0", "model.options.w=1"}).code == 0);
-  CHECK(run.values("validate", "loss") == Doubles{2});
+  CHECK(run.values("validate", "loss")[0] == Approx(3).epsilon(1e-6));
 }
 
 TEST_CASE("train_loss is the mean over the epoch's samples") {

@@ -208,6 +208,25 @@ TEST_CASE("validate, test, predict and resume take DIR/best for the best checkpo
   CHECK(gone.err == Contains{best + " names step-00000002, which is not there"});
 }
 
+TEST_CASE("Any process's early stopping ends a run, and a checkpoint is one of the best where all say so") {
+  Stopping run("bare", Json{0, 0.5, 0.4, 0.3}, 1);  // better each time
+  run.config["strategy"]["path"] = TEST_BARE_STRATEGY;
+  const Names settings = {"checkpoint.monitor=score", "trainer.max_epochs=3", "checkpoint.every_n_steps=1"};
+  const auto result = [&](const std::string& options) {
+    fs::remove_all(run.folder / "run");
+    return run.fit(settings + Names{"strategy.options=" + options}).json();
+  };
+  CHECK(result("{}")["steps"] == 3);
+  CHECK(result("{}")["best"]["step"] == 3);
+  const Json stopped = result(R"({"any": true})");
+  CHECK(stopped["steps"] == 1);
+  CHECK(stopped["ended_by"] == "/early_stopping: another process decided to stop");
+  CHECK(stopped["best"]["step"] == 1);
+  const Json none = result(R"({"all": false})");
+  CHECK(none["steps"] == 3);
+  CHECK(none["best"].is_null());
+}
+
 TEST_CASE("A person is told the best and what ended the run") {
   const Stopping run("single_device", Json{0, 0.5, 0.6}, 1);
   const Finished fit = run.fit({"checkpoint.monitor=score"}, {});
@@ -248,6 +267,24 @@ TEST_CASE("Another monitor or mode begins anew, and that is told") {
   CHECK(resumed.err == Contains{"/early_stopping/monitor (max) is \"score\" in the config and \"score\" (min) in the checkpoint; "
                                 "what was best so far doesn't count"});
   CHECK(resumed.json()["steps"] == 6);  // the 4th is the first
+}
+
+TEST_CASE("What early stopping and the best have seen is forgotten where they are left out, which is told") {
+  const Stopping run("single_device", Json{0, 1.0, 0.9, 0.95, 0.96, 0.97, 0.98}, 3);
+  REQUIRE(run.fit({"trainer.max_epochs=3", "checkpoint.monitor=score"}).json()["steps"] == 3);
+  const Finished without = run.resume({"trainer.max_epochs=4", "early_stopping=null"});
+  INFO(without.err);
+  CHECK(without.json()["steps"] == 4);
+  CHECK(without.err ==
+        Contains{"warning: /early_stopping/monitor is \"score\" in the checkpoint and left out of the config; what "
+                 "early stopping has seen is forgotten, and where it comes back it begins anew\n"});
+  CHECK(without.err ==
+        Contains{"warning: /checkpoint/monitor is \"score\" in the checkpoint and left out of the config; which are "
+                 "the best so far is forgotten, they stay as another run's would\n"});
+  const Finished again = run.resume({"trainer.max_epochs=5", "early_stopping=null"});
+  CHECK(again.err == Contains{"resuming"});
+  CHECK(again.err.find("forgotten") == std::string::npos);
+  CHECK(run.resume({"checkpoint.monitor=score"}).json()["steps"] == 9);  // 0.98 is the first and best: the third miss is at 9
 }
 
 TEST_CASE("Without the monitor, or under another, the best of before stays, whatever keep_last says") {
@@ -304,6 +341,30 @@ TEST_CASE("A best checkpoint that is gone is told, and the best is chosen withou
   CHECK(resumed.err ==
         Contains{"one of the best checkpoints so far, step-00000002 (score 0.3), is not in " + (run.folder / "run").string()});
   CHECK(resumed.json()["best"]["step"] == 4);
+}
+
+TEST_CASE("A best checkpoint that can't be read, or is another run's, is told as such, and stays") {
+  const bool is_damaged = GENERATE(true, false);
+  const Best run("single_device", Json{9, 0.5, 0.3, 0.4, 0.35});
+  REQUIRE(run.fit({"trainer.max_epochs=3"}).code == 0);
+  const Names there = is_damaged ? Names{} : Names{"checkpoint.dir=there"};
+  const fs::path best = run.folder / (is_damaged ? "run" : "there") / "step-00000002";
+  if (is_damaged) {
+    fs::resize_file(best / "weights.safetensors", 20);
+  } else {
+    REQUIRE(run.fit({"trainer.max_epochs=3", "checkpoint.dir=there"}).code == 0);
+  }
+  const Finished resumed = run.resume(there);
+  INFO(resumed.err);
+  const std::string start = "one of the best checkpoints so far, step-00000002 (score 0.3), ";
+  if (is_damaged) {
+    CHECK(resumed.err == Contains{start + "can't be read (" + (best / "weights.safetensors").string()});
+  } else {
+    CHECK(resumed.err ==
+          Contains{start + "is another run's in " + best.parent_path().string() + "; the best are chosen without it"});
+  }
+  CHECK(resumed.json()["best"]["step"] == 4);
+  CHECK(fs::is_directory(best));
 }
 
 TEST_CASE("Without validation train_loss can be monitored, and it is the mean of the epoch") {

@@ -122,6 +122,14 @@ Checkpoints::Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed
   }
 }
 
+std::string Checkpoints::why_not(int64_t step) const {
+  const fs::path folder = config_.dir / checkpoint_name(step);
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) return concat("is not in ", config_.dir.string());
+  const std::string damage = damage_of(folder);
+  return damage.empty() ? concat("is another run's in ", config_.dir.string()) : concat("can't be read (", damage, ")");
+}
+
 bool Checkpoints::due(int64_t step) const { return config_.every_n_steps && step != 0 && step % *config_.every_n_steps == 0; }
 
 void Checkpoints::save(int64_t step, const Save& save, std::vector<int64_t> best, bool for_being_best) {

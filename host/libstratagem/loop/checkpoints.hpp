@@ -53,6 +53,8 @@ class Checkpoints {
   /// As the checkpoint of this step is to remember it.
   CheckpointRecord record_with(int64_t step, bool for_being_best) const;
   bool has(int64_t step) const { return record_.own.contains(step); }
+  /// Why it hasn't one, in words.
+  std::string why_not(int64_t step) const;
   /// `best`: the steps of the best checkpoints, the best first; they stay. One that is saved for being one of them only is not counted
   /// by keep_last, and goes when it is one no more and not the newest.
   void save(int64_t step, const Save& save, std::vector<int64_t> best = {}, bool for_being_best = false);

@@ -102,7 +102,7 @@ void FitLoop::begin() {
   metrics_.emplace(config_.metrics, resume_ ? std::optional(position_) : std::nullopt, events_.metrics);
   begin_ = Clock::now();
   or_save([&] {
-    if (resume_ || try_validation()) return;
+    if (try_validation()) return;
     interrupted_ = has_nothing_to_save_ = true;  // nothing is trained yet
   });
 }
@@ -276,8 +276,13 @@ bool FitLoop::save(bool for_being_best) {
   for (const RankedCheckpoint& checkpoint : position_.best) best.push_back(checkpoint.step);
   Json whole = state;
   whole["checkpoints"] = to_json(checkpoints_->record_with(position_.step, for_being_best));
-  checkpoints_->save(
-      position_.step, [&](const std::string& folder) { strategy_.save(folder, whole); }, std::move(best), for_being_best);
+  try {
+    checkpoints_->save(
+        position_.step, [&](const std::string& folder) { strategy_.save(folder, whole); }, std::move(best), for_being_best);
+  } catch (Error& error) {
+    if (error.code == STG_UNIMPLEMENTED) error.message += "; /checkpoint needs it: leave that out, or use a strategy that has it";
+    throw;
+  }
   return true;
 }
 

@@ -2,7 +2,7 @@
 //
 // The training loop.
 //
-//   before a new run: a few batches of validation, to see that it works and gives what is monitored
+//   before anything is trained: a few batches of validation, to see that it works and gives what is monitored
 //   until the run's limits are reached, or its early stopping ends it:
 //     one epoch of updates, each of up to accumulate_grad_batches micro-batches; the last window of an epoch may be shorter
 //   after each update: a metrics line, validation and a checkpoint where they are due, and a stop where one was asked for
@@ -98,6 +98,7 @@ class FitLoop {
   void tick();
   // Validation and what follows from it: in validation.cpp.
   bool try_validation();
+  bool knows_monitors() const;
   std::optional<Evaluation> run_validation(int64_t num_batches);
   bool validation_is_due() const;
   bool validation_is_due_after(Ended ended) const;

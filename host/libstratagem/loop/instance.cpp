@@ -35,6 +35,16 @@ void StrategyInstance::call(Function* function, const char* name, Arguments... a
   check(function(instance_.get(), arguments...));
 }
 
+template <class Function, class... Arguments>
+void StrategyInstance::call_wanted(Function* function, const char* name, Arguments... arguments) const {
+  try {
+    call(function, name, arguments...);
+  } catch (const Error& error) {
+    if (error.code != STG_UNIMPLEMENTED || function == nullptr) throw;
+    throw error.within(concat(name, " of the strategy \"", name_, "\""), error.replica, error.device);
+  }
+}
+
 StrategyInstance::StrategyInstance(const stg_strategy_factory& factory, const Json& config, const stg_host* host)
     : name_(text_of(factory.name)), api_(read_table(factory.api, STG_STRATEGY_API_MIN_SIZE, "the strategy's table")) {
   if (api_.create == nullptr || api_.destroy == nullptr) {
@@ -106,11 +116,11 @@ StepOutcome StrategyInstance::evaluate(Tree batch, StepPlace place, uint64_t sta
   const stg_step_args args = step_args(batch, place);
   auto outcome = sized<stg_step_result>();
   if (stage == STG_STAGE_VALIDATE) {
-    call(api_.validation_step, "validation_step", nullptr, &args, &outcome);
+    call_wanted(api_.validation_step, "validation_step", nullptr, &args, &outcome);
   } else if (stage == STG_STAGE_TEST) {
-    call(api_.test_step, "test_step", nullptr, &args, &outcome);
+    call_wanted(api_.test_step, "test_step", nullptr, &args, &outcome);
   } else {
-    call(api_.predict_step, "predict_step", nullptr, &args, &outcome);
+    call_wanted(api_.predict_step, "predict_step", nullptr, &args, &outcome);
   }
   return take_outcome(outcome);
 }
@@ -163,10 +173,12 @@ Tree StrategyInstance::side_state() {
   return make_tree(std::move(state));
 }
 
-void StrategyInstance::put_back(Tree side_state) {
-  if (side_state.root().type == STG_NONE) return;
+bool StrategyInstance::put_back(Tree side_state) {
+  if (side_state.root().type == STG_NONE) return false;
   ErrorPtr error(api_.import_state(instance_.get(), nullptr, side_state.argument(), 0, nullptr));
-  if (!is_unimplemented(error)) check(error.release());
+  if (is_unimplemented(error)) return false;
+  check(error.release());
+  return true;
 }
 
 void StrategyInstance::save(const std::string& folder, const Json& host_state) {
@@ -174,7 +186,7 @@ void StrategyInstance::save(const std::string& folder, const Json& host_state) {
   auto args = sized<stg_checkpoint_args>();
   args.path = to_abi(folder);
   args.host_json = to_abi(text);
-  call(api_.save, "save", nullptr, &args);
+  call_wanted(api_.save, "save", nullptr, &args);
 }
 
 Json StrategyInstance::load(const std::string& folder) {
@@ -182,7 +194,7 @@ Json StrategyInstance::load(const std::string& folder) {
   args.path = to_abi(folder);
   args.flags = STG_IMPORT_STRICT;
   stg_tree text{};
-  call(api_.load, "load", nullptr, &args, &text, nullptr);
+  call_wanted(api_.load, "load", nullptr, &args, &text, nullptr);
   const Tree owned(text);
   if (owned.root().type != STG_STRING || owned.root().count == 0) return nullptr;
   try {

@@ -36,6 +36,7 @@ class StrategyInstance {
   /// Creates it. `host` may be null and must outlive everything that the instance gives out.
   StrategyInstance(const stg_strategy_factory& factory, const Json& config, const stg_host* host);
 
+  const std::string& name() const { return name_; }
   void setup(const stg_model* model, uint64_t stage);
   std::vector<std::string> devices() const;
 
@@ -51,7 +52,8 @@ class StrategyInstance {
 
   /// What a model may change in a stage without gradients: its generators and buffers. A plugin without states has nothing to keep.
   Tree side_state();
-  void put_back(Tree side_state);
+  /// Returns false where the strategy can't.
+  bool put_back(Tree side_state);
 
   void save(const std::string& folder, const Json& host_state);
   /// Loads strictly and returns what save was given; null if the checkpoint brings none.
@@ -61,6 +63,9 @@ class StrategyInstance {
   StepOutcome train_in_three_calls(stg_step_args args, const stg_update_args* update, stg_update_result& result);
   template <class Function, class... Arguments>
   void call(Function* function, const char* name, Arguments... arguments) const;
+  /// The same for a member that a strategy may lack where the command or the config needs it: says whose member it is.
+  template <class Function, class... Arguments>
+  void call_wanted(Function* function, const char* name, Arguments... arguments) const;
 
   std::string name_;
   stg_strategy_api api_;

@@ -56,7 +56,7 @@ void compare(const Json& saved, const Json& now, Changed changed) {
   }
 }
 
-/// What the monitors have seen. Another monitor begins anew, and that is told.
+/// What the monitors have seen. Another monitor begins anew, one that is left out is forgotten, and that is told.
 void restore_monitors(const Json& state, const Config& config, Position& position, std::vector<std::string>& warnings) {
   const auto restore = [&](const char* key, const Monitor& monitor, const auto read, auto& out) {
     const Json saved = state.value(key, Json());
@@ -69,9 +69,28 @@ void restore_monitors(const Json& state, const Config& config, Position& positio
                                 ") in the checkpoint; what was best so far doesn't count"));
     }
   };
-  if (config.early_stopping) restore("early_stopping", config.early_stopping->monitor, stopping_state, position.stopping);
-  if (config.checkpoint && config.checkpoint->monitor)
+  const auto forget = [&](const char* pointer, const char* key, const auto has_seen, const char* what) {
+    const Json saved = state.value(key, Json());
+    // A run that writes no checkpoints leaves those that know.
+    if (!config.checkpoint || saved.is_null() || !has_seen(saved)) return;
+    warnings.push_back(
+        concat(pointer, " is ", shown(saved.at("monitor")), " in the checkpoint and left out of the config; ", what));
+  };
+  if (config.early_stopping) {
+    restore("early_stopping", config.early_stopping->monitor, stopping_state, position.stopping);
+  } else {
+    forget(
+        "/early_stopping/monitor", "early_stopping",
+        [](const Json& saved) { return !saved.at("best").is_null() || saved.at("misses") != 0; },
+        "what early stopping has seen is forgotten, and where it comes back it begins anew");
+  }
+  if (config.checkpoint && config.checkpoint->monitor) {
     restore("best", *config.checkpoint->monitor, best_checkpoints, position.best);
+  } else {
+    forget(
+        "/checkpoint/monitor", "best", [](const Json& saved) { return !saved.at("checkpoints").empty(); },
+        "which are the best so far is forgotten, they stay as another run's would");
+  }
 }
 
 /// The best under another monitor are this run's no more: keep_last leaves them alone.

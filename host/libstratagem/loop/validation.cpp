@@ -1,24 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The loop's validation: when it is due, and what follows from its values.
+#include <algorithm>
 #include <cmath>
 
 #include "libstratagem/loop/fit.hpp"
 
 namespace stratagem {
 
-/// Before a new run: a wrong monitor, or a model that can't validate, is better known before the first hour than after it. Leaves no
+/// Before anything is trained: a wrong monitor, or what can't validate, is better known before the first hour than after it. Leaves no
 /// trace, and counts for nothing. Returns whether it came to its end.
 bool FitLoop::try_validation() {
-  const int64_t wanted = trainer_.num_sanity_val_steps;
-  if (!validation_data_ || wanted == 0) return true;
+  if (!validation_data_ || position_.validation_pending) return true;  // one that is pending is the first that a resumed run does
+  const bool leaves_no_trace = strategy_.put_back(strategy_.side_state());
+  if (!leaves_no_trace) {
+    events_.log(STG_LOG_WARNING,
+                concat("the strategy ", shown(strategy_.name()), " has no export_state or no import_state: what a ",
+                       "validation draws from generators and writes to buffers is not put back after it"));
+    if (resume_) return true;  // it would be another run
+  }
+  const int64_t wanted = resume_ && knows_monitors() ? 0 : trainer_.num_sanity_val_steps;
   const int64_t all = validation_data_->num_batches;
-  const auto evaluation = run_validation(wanted == no_limit ? all : std::min(wanted, all));
+  std::optional<Evaluation> evaluation;
+  try {
+    evaluation = run_validation(wanted == no_limit ? all : std::clamp<int64_t>(wanted, 1, all));
+  } catch (const Error& error) {
+    // With 0 nothing but a strategy or model without validation is told.
+    if (wanted != 0 || error.code == STG_UNIMPLEMENTED || (error.flags & STG_ERROR_INSTANCE_USABLE) == 0) throw;
+    return true;
+  }
   if (!evaluation) return false;
+  if (wanted == 0) return true;
   const auto values = with_train_loss(evaluation->metrics);
   if (config_.early_stopping) monitored(config_.early_stopping->monitor, values);
   if (config_.checkpoint && config_.checkpoint->monitor) monitored(*config_.checkpoint->monitor, values);
   return true;
+}
+
+/// Whether each has been a name that validation gives, by what the run has seen so far.
+bool FitLoop::knows_monitors() const {
+  const auto knows = [](const Monitor& monitor, bool has_seen) { return has_seen || monitor.name == train_loss_name; };
+  const StoppingState& seen = position_.stopping;
+  return (!config_.early_stopping || knows(config_.early_stopping->monitor, seen.best || seen.num_misses != 0)) &&
+         (!config_.checkpoint || !config_.checkpoint->monitor || knows(*config_.checkpoint->monitor, !position_.best.empty()));
 }
 
 /// Nothing where it was stopped before its end.
@@ -30,8 +54,14 @@ std::optional<Evaluation> FitLoop::run_validation(int64_t num_batches) {
     report(STG_STAGE_VALIDATE, done, total);
     return !events_.stop_requested();
   };
-  Evaluation evaluation = validate_aside(strategy_, data, position_.step, go_on);
-  return evaluation.stopped ? std::nullopt : std::optional(std::move(evaluation));
+  try {
+    Evaluation evaluation = validate_aside(strategy_, data, position_.step, go_on);
+    return evaluation.stopped ? std::nullopt : std::optional(std::move(evaluation));
+  } catch (Error& error) {
+    if (error.code == STG_UNIMPLEMENTED)
+      error.message += "; /data/validation needs it: leave that out, or use a strategy and a model that have it";
+    throw;
+  }
 }
 
 /// Between two updates of an epoch.
@@ -96,8 +126,8 @@ void FitLoop::forget_lost_checkpoints() {
   std::erase_if(position_.best, [&](const RankedCheckpoint& best) {
     if (checkpoints_->has(best.step)) return false;
     events_.log(STG_LOG_WARNING, concat("one of the best checkpoints so far, ", checkpoint_name(best.step), " (",
-                                        config_.checkpoint->monitor->name, " ", shown(best.value), "), is not in ",
-                                        config_.checkpoint->dir.string(), "; the best are chosen without it"));
+                                        config_.checkpoint->monitor->name, " ", shown(best.value), "), ",
+                                        checkpoints_->why_not(best.step), "; the best are chosen without it"));
     return true;
   });
 }
