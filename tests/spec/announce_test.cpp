@@ -265,6 +265,10 @@ TEST_CASE("a step that is refused before it looks at its batch leaves the ticket
   args.batch = batch.argument();  // both
   CHECK(error_of([&] { check(instance.api.train_batch(instance.self, nullptr, &args, &result, nullptr)); }).code ==
         STG_INVALID_ARGUMENT);
+  instance.accumulate(batch_of({1, 1}));
+  instance.gradients();
+  CHECK(error_of([&] { train(instance, ticket); }).code == STG_FAILED_PRECONDITION);  // the window takes no more micro-batches
+  check(instance.api.zero_grad(instance.self, nullptr));
   train(instance, ticket);
   CHECK(instance.status().num_updates == 1);
 }
@@ -375,6 +379,20 @@ TEST_CASE("one thread copies announced batches where a core is free, from the fi
   has_none(config("1", "64-true", one_thread), STG_CREATE_CALLER_THREAD_ONLY);
   has_none(config("1", "32-true", one_thread));
   has_none(config(std::to_string(std::thread::hardware_concurrency()), "64-true"));
+}
+
+TEST_CASE("where no thread is wanted the announcement itself splits and copies, and lets the batch go") {
+  const auto model = linear_model();
+  for (const auto& [strategy, devices] : plugins) {
+    Watched watched;
+    watched.tensor.view.dtype = float32;  // in 64-true every element is copied
+    Instance instance(strategy, config(devices, "64-true", one_thread), nullptr, STG_CREATE_CALLER_THREAD_ONLY);
+    instance.setup(*model);
+    const uint64_t ticket = announce(instance, watched.tree());
+    CHECK(watched.num_releases == 1);
+    train(instance, ticket);
+    CHECK(instance.status().num_updates == 1);
+  }
 }
 
 TEST_CASE("opaque values of an announced batch are retained and released on the caller's thread") {

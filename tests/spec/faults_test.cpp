@@ -178,6 +178,37 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("where the root's generator can't be saved before its step, what the other replicas' steps moved is put back") {
+  fault = {"stg_error", "generator", 0};
+  for (const bool in_one : {true, false}) {
+    FaultyModel model(false);
+    model->table.get_generator_state = [](void*, stg_replica* handle, stg_tree* out) {
+      return guard([&] {
+        fail_where_told("generator", reinterpret_cast<ToyReplica*>(handle)->args.replica);
+        *out = make_tree(Value(Bytes{{1, 2}})).give();
+      });
+    };
+    model->table.set_generator_state = [](void*, stg_replica*, const uint8_t*, uint64_t) -> stg_error* { return nullptr; };
+    Instance instance("data_parallel", three_devices);
+    Instance undisturbed("data_parallel", three_devices);
+    instance.setup(*model);
+    undisturbed.setup(*model);
+    for (int step = 0; step < 4; ++step) {
+      is_armed = step == 2;
+      if (is_armed) {
+        const Error error = error_of([&] { train_by(instance, batch_at(step), in_one, 0.1); });
+        CHECK(error.replica == 0);
+        CHECK_THAT(error.message, Catch::Contains("replica 0 on cpu:4, in forward") && Catch::Contains(text_of_fault(fault)));
+      }
+      is_armed = false;
+      check_all_alike(model, instance);
+      train_by(instance, batch_at(step), in_one, 0.1);
+      train_by(undisturbed, batch_at(step), in_one, 0.1);
+    }
+    CHECK((state_bytes(instance.export_state()) == state_bytes(undisturbed.export_state())));
+  }
+}
+
 TEST_CASE("a fault in a later micro-batch clears the gradients of the whole window, and puts back that step's buffers alone") {
   for (const std::string place : {"forward", "backward"}) {
     fault = {"std::exception", place};

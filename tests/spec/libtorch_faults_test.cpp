@@ -298,6 +298,9 @@ def training_step(self, inputs):
         return torch.zeros([2])[7]
     y = (torch.dropout(inputs, 0.5, True) * self.w).exp()
     loss = y.mean()
+    if marker == 104:
+        loss = torch.logcumsumexp(inputs * self.w, 0).mean()
+        loss.backward()
     if marker == 105:
         loss = loss * float("nan")
     if marker == 106:
@@ -330,6 +333,7 @@ TEST_CASE(
       {101, STG_RESOURCE_EXHAUSTED, "forward", "bytes"},
       {102, STG_INTERNAL, "forward", "2x3"},
       {103, STG_INTERNAL, "forward", "7"},
+      {104, STG_INTERNAL, "backward", "a second time"},
       {105, STG_OUT_OF_RANGE, "forward", "outputs has a NaN", STG_BATCH_DETECT_ANOMALY},
       {106, STG_OUT_OF_RANGE, "backward", "gradient of 'w' has a NaN", STG_BATCH_DETECT_ANOMALY},
   };

@@ -10,9 +10,12 @@
 #include <ATen/ops/randn.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/csrc/jit/api/module.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
+#include <filesystem>
 #include <random>
 
 #include "base/structs.hpp"
@@ -70,6 +73,8 @@ class Repeating : public TensorModel {
     const at::Tensor loss = x.to(at::kFloat).pow(2).mean().mul(1.0 / 256);  // small enough for the first scale
     return {{"loss", loss},
             {"made", x.detach()},
+            {"given", batch["x"].tensor()},
+            {"caches", at::autocast::is_autocast_cache_enabled()},
             {"records", c10::GradMode::is_enabled()},
             {"is_inference", c10::InferenceMode::is_enabled()}};
   }
@@ -183,6 +188,7 @@ TEST_CASE("autocast is on in every replica's thread in all stages, and parameter
     const stg_value& outputs = outcome.outputs.root();
     CHECK(same_dtype(find(outputs, "made")->as.tensor->view.dtype, made));
     CHECK(same_dtype(find(outputs, "loss")->as.tensor->view.dtype, float32));
+    CHECK(same_dtype(find(outputs, "given")->as.tensor->view.dtype, float32));
     CHECK(numbers(*find(outputs, "records")) == std::vector<double>(3, is_training ? 1 : 0));
     CHECK(numbers(*find(outputs, "is_inference")) == std::vector<double>(3, is_training ? 0 : 1));
     if (is_training) instance.backward(true);
@@ -213,6 +219,55 @@ TEST_CASE("a weight that is used several times in a step gives the same bits in 
     if (run == 0) expected = bits;
     REQUIRE((bits == expected));  // in brackets: not shown
   }
+}
+
+TEST_CASE("a weight is cast once in a step by a replica that is alone, and each time by several") {
+  const auto [strategy, num_devices] =
+      GENERATE(table<std::string, int>({{"single_device", 1}, {"data_parallel", 1}, {"data_parallel", 2}, {"data_parallel", 3}}));
+  Instance instance(strategy, config(num_devices, "bf16-mixed"));
+  const ModelPtr model = model_of<Repeating>();
+  instance.setup(model.get());
+  for (const StepOutcome& outcome : {instance.training_step(repeating_batch(1)), instance.validate(repeating_batch(1))}) {
+    const stg_value& caches = *find(outcome.outputs.root(), "caches");
+    if (strategy == "single_device") {
+      CHECK(caches.as.i64 == 1);
+    } else {
+      CHECK(numbers(caches) == std::vector<double>(static_cast<size_t>(num_devices), num_devices == 1 ? 1 : 0));
+    }
+  }
+}
+
+TEST_CASE("a TorchScript file is cast by the operators that it calls, in every replica and stage, and its parameters aren't") {
+  const auto [precision, made] = GENERATE(table<std::string, stg_dtype>(
+      {{"32-true", float32}, {"16-mixed", {STG_DTYPE_FLOAT, 16, 1}}, {"bf16-mixed", {STG_DTYPE_BFLOAT, 16, 1}}}));
+  torch::jit::Module module("Cast");
+  module.register_parameter("w", at::full({4, 4}, 0.01).set_requires_grad(true), false);
+  module.define(R"JIT(
+def step(self, inputs):
+    made = torch.linear(inputs, self.w)
+    return {"loss": made.mean(), "made": made.detach()}
+
+def training_step(self, inputs):
+    return self.step(inputs)
+
+def validation_step(self, inputs):
+    return self.step(inputs)
+)JIT");
+  const auto path = std::filesystem::temp_directory_path() / concat("stratagem-cast-", getpid(), ".pt");
+  module.save(path.string());
+  const ModelPtr model = make_model(load_plugin(TORCHSCRIPT_PLUGIN), "torchscript", concat("{\"path\": ", path, "}"));
+  Instance instance("data_parallel", config(2, precision));
+  instance.setup(model.get());
+  std::filesystem::remove(path);
+  const auto batch = [] {
+    Dict dict;
+    dict.emplace_back("inputs", to_dlpack(at::ones({4, 4})));
+    return make_tree(std::move(dict));
+  };
+  for (const StepOutcome& outcome : {instance.validate(batch()), instance.train(batch(), 0.1)})
+    CHECK(same_dtype(find(outcome.outputs.root(), "made")->as.tensor->view.dtype, made));
+  const Tree state = instance.export_state();
+  CHECK(same_dtype(find(*find(state.root(), "model"), "w")->as.tensor->view.dtype, float32));
 }
 
 TEST_CASE("each step casts the weights as they are then: w = 1, x = 1, and the second forward has w = 0") {
