@@ -77,7 +77,7 @@ STG_ASSERT_SIZE(stg_model_description, 48);
 /* Flags of a step. */
 #define STG_STEP_GRADIENT 1u       /* keep a graph for backward */
 #define STG_STEP_INFERENCE 2u      /* outputs will not be differentiated: inference mode */
-#define STG_STEP_DETECT_ANOMALY 4u /* a NaN in outputs or gradients is an error that names it */
+#define STG_STEP_DETECT_ANOMALY 4u /* a NaN in outputs or gradients is an error that names it; not set under loss scaling */
 #define STG_STEP_DETERMINISTIC 8u  /* the same numbers at each run, in the step and its backward; what can't be so is an error */
 
 /* What a step is told. Growing. */

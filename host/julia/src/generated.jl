@@ -309,7 +309,7 @@ const STG_MODEL_DESCRIPTION_MIN_SIZE = UInt32(48)
 # Flags of a step.
 const STG_STEP_GRADIENT = UInt32(1) # keep a graph for backward
 const STG_STEP_INFERENCE = UInt32(2) # outputs will not be differentiated: inference mode
-const STG_STEP_DETECT_ANOMALY = UInt32(4) # a NaN in outputs or gradients is an error that names it
+const STG_STEP_DETECT_ANOMALY = UInt32(4) # a NaN in outputs or gradients is an error that names it; not set under loss scaling
 const STG_STEP_DETERMINISTIC = UInt32(8) # the same numbers at each run, in the step and its backward; what can't be so is an error
 
 # What a step is told. Growing.
