@@ -218,6 +218,29 @@ TEST_CASE("CSV: columns by name, the label apart from the others, quotes and gzi
   CHECK(entry(Dataset(dataset("csv", file)).batch(rows), "inputs") == std::vector<double>{3, 4, 1, 2});
 }
 
+TEST_CASE("CSV: a byte-order mark before a quoted name is no part of the file's content") {
+  const TemporaryFolder folder;
+  const fs::path file = folder / "x.csv";
+  const int64_t rows[] = {0};
+  for (const std::string& content :
+       {bytes("EF BB BF") + "\"a,b\",y\r\n1,0\r\n", gzipped(bytes("EF BB BF") + "\"a,b\",y\r\n1,0\r\n")}) {
+    write_file(file, content);
+    DatasetConfig config = dataset("csv", file, file);
+    config.inputs.columns = {"a,b"};
+    config.targets->columns = {"y"};
+    const Dataset data(config);
+    CHECK(data.num_samples() == 1);
+    CHECK(entry(data.batch(rows), "inputs") == std::vector<double>{1});
+    CHECK(entry(data.batch(rows), "targets") == std::vector<double>{0});
+    config.targets->columns = {"z"};
+    CHECK(error_of([&] { Dataset{config}; }).message == Contains{"Available: a,b, y"});
+  }
+  write_file(file, bytes("EF BB BF"));
+  CHECK(error_of([&] { Dataset{dataset("csv", file)}; }).message == Contains{"no columns in " + file.string()});
+  write_file(file, bytes("EF BB BF") + "\"a\"\n");
+  CHECK(error_of([&] { Dataset{dataset("csv", file)}; }).message == Contains{"no samples in " + file.string()});
+}
+
 TEST_CASE("CSV: what can't be read is told with file, row and column") {
   const TemporaryFolder folder;
   const fs::path file = folder / "x.csv";
@@ -227,6 +250,8 @@ TEST_CASE("CSV: what can't be read is told with file, row and column") {
   };
   const DatasetConfig inputs = dataset("csv", file);
   CHECK(message("a,b\n1,2\n3,four\n", inputs) == Contains{file.string() + ", row 3, column \"b\": \"four\" is no number"});
+  CHECK(message("a,b\n1,2\n3,", inputs) == Contains{file.string() + ", row 3, column \"b\": \"\" is no number"});
+  CHECK(message("a,b\n\"1\",\"2 \"\"x\"\"\"\n", inputs) == Contains{", row 2, column \"b\": \"2 \"x\"\" is no number"});
   CHECK(message("1,2\n3,\n", inputs) == Contains{", row 2, column 2: \"\" is no number"});
   CHECK(message("1,2\n3\n", inputs) == Contains{", row 2 has 1 fields, the first has 2"});
   CHECK(message("1,2\n\"3,4\n", inputs) == Contains{file.string() + ", row 2: "});

@@ -48,8 +48,11 @@ class Parser {
 
   CsvTable read() {
     constexpr uint64_t piece_bytes = uint64_t{1} << 20;
+    constexpr uint8_t mark[] = {0xEF, 0xBB, 0xBF};  // what spreadsheets put before UTF-8; a quote behind it opens the first field
     ByteReader reader(file_);
-    for (std::vector<uint8_t> piece = reader.read(piece_bytes); !piece.empty(); piece = reader.read(piece_bytes)) {
+    std::vector<uint8_t> piece = reader.read(piece_bytes);
+    if (piece.size() >= 3 && std::equal(mark, mark + 3, piece.begin())) piece.erase(piece.begin(), piece.begin() + 3);
+    for (; !piece.empty(); piece = reader.read(piece_bytes)) {
       const size_t num_parsed = csv_parse(&csv_, piece.data(), piece.size(), take_field, end_row, this);
       check(num_parsed == piece.size());
     }
@@ -86,8 +89,6 @@ class Parser {
   void take_row() {
     ++num_rows_;
     if (num_rows_ == 1) {
-      if (!row_.empty() && row_[0].starts_with("\xEF\xBB\xBF"))
-        row_[0].erase(0, 3);  // the mark that spreadsheets put before UTF-8
       table_.columns.resize(row_.size());
       table_.is_whole.assign(row_.size(), true);
       if (std::any_of(row_.begin(), row_.end(), [](const std::string& text) { return !number<double>(trimmed(text)); })) {
