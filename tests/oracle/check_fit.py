@@ -18,8 +18,16 @@ OPTIMIZERS = {
     "sgd": ({"name": "sgd", "lr": 0.05, "momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
     # Keys of attention have a bias whose gradient is 0 but for rounding; with the usual eps Adam makes 3e-10 of that.
     "adam": ({"name": "adam", "lr": 0.01, "eps": 1e-6}, lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-6)),
+    "adamw": ({"name": "adamw", "lr": 0.01, "eps": 1e-6, "weight_decay": 0.1, "amsgrad": True},
+              lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-6, weight_decay=0.1, amsgrad=True)),
+    "rmsprop": ({"name": "rmsprop", "lr": 0.001, "eps": 1e-6, "alpha": 0.9},
+                lambda p: torch.optim.RMSprop(p, lr=0.001, eps=1e-6, alpha=0.9)),
+    "centered": ({"name": "rmsprop", "lr": 0.001, "eps": 1e-3, "momentum": 0.7, "centered": True, "weight_decay": 0.1},
+                 lambda p: torch.optim.RMSprop(p, lr=0.001, eps=1e-3, momentum=0.7, centered=True, weight_decay=0.1)),
     "adagrad": ({"name": "adagrad", "lr": 0.05}, lambda p: torch.optim.Adagrad(p, lr=0.05)),  # the other one that takes sparse gradients
 }
+OPTIMIZERS_OF = {"batch_norm": ("sgd", "adamw"), "transformer": ("adam", "rmsprop"), "cnn": ("sgd", "centered"),
+                 "embedding-sparse": ("sgd", "adagrad")}  # of others: sgd and adam
 STRATEGIES = ({"name": "single_device"}, {"name": "data_parallel", "devices": 2}, {"name": "data_parallel", "devices": 3})
 
 
@@ -77,7 +85,7 @@ def check_outputs(folder, case, weights):
 def check(folder, case, kind, num_steps, strategies):
     start = first_weights(folder, case, kind)
     worst, worst_output = 0.0, 0.0
-    optimizers = OPTIMIZERS["sgd"], OPTIMIZERS["adagrad" if case.options["sparse"] else "adam"]
+    optimizers = [OPTIMIZERS[name] for name in OPTIMIZERS_OF.get(case.name, ("sgd", "adam"))]
     for (config, optimizer), predicting in zip(optimizers, (strategies[0], strategies[-1])):
         expected = {}
         for strategy in strategies:
