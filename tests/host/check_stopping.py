@@ -77,17 +77,20 @@ def check_weighted_means():
         samples = {**write_samples(folder, "s", 10000), "batch_size": 512}
         results = []
         for strategy, devices in STRATEGIES:
-            config = write_config(folder, strategy, devices, {"train": samples, "validation": samples}, precision="64-true")
+            config = write_config(folder, strategy, devices, {"train": samples, "validation": samples}, precision="64-true",
+                                  trainer={"log_every_n_steps": 1})
             fit = stratagem("fit", config)
             lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
             epoch = next(line for line in lines if line["stage"] == "epoch")
             assert epoch["train_loss"] == fit["train_loss"]
-            results.append((fit["train_loss"], fit["validation"]["loss"], fit["validation"]["accuracy"]))
+            losses = [line["loss"] for line in lines if line["stage"] == "fit"]
+            assert len(losses) == 20, losses
+            results.append((fit["train_loss"], fit["validation"]["loss"], fit["validation"]["accuracy"], *losses))
         for one, three in zip(*results):
             assert abs(one - three) <= 1e-9 * abs(one), results
         # As the model's accuracies are float32 means: the number of right answers is a whole one.
         assert abs(results[0][2] * 10000 - round(results[0][2] * 10000)) < 1e-2, results
-        print(f"figures of one and three devices: {results}")
+        print(f"figures of one and three devices: {[figures[:3] for figures in results]}")
 
 
 if __name__ == "__main__":

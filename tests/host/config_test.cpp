@@ -354,9 +354,14 @@ TEST_CASE("A strategy is given the parts of the config that are its affair") {
   Good good;
   good.json["precision"] = "64-true";
   good.json["seed"] = 3;
-  good.json["strategy"] = {{"name", "s"}, {"devices", 2}, {"options", {{"a", 1}}}};
+  good.json["deterministic"] = true;
+  good.json["threads"] = 5;
+  good.json["strategy"] = {{"name", "s"}, {"accelerator", "cpu"}, {"devices", 2}, {"options", {{"a", 1}}}};
   CHECK(strategy_config(good.read()) == Json{{"precision", "64-true"},
                                              {"seed", 3},
+                                             {"deterministic", true},
+                                             {"threads", 5},
+                                             {"accelerator", "cpu"},
                                              {"devices", 2},
                                              {"options", {{"a", 1}}},
                                              {"optimizer", {{"name", "sgd"}, {"lr", 0.1}}}});

@@ -80,6 +80,24 @@ TEST_CASE("train_loss is the mean over the epoch's samples") {
   CHECK(run.values("epoch", "train_loss") == Doubles{2.6});
 }
 
+TEST_CASE("Figures are means over the model's own denominators, over replicas and over batches, and what has none isn't read") {
+  Run run(any_strategy(), {4, 2, 0, 6, 3});  // of (0, 6) one replica of two has nothing to count: its mean is NaN
+  run.config["data"]["validation"] = run.config["data"]["train"];
+  const Finished fit = run.fit({"optimizer.lr=0", "model.options.w=1", "model.options.counts=true", "data.train.batch_size=2",
+                                "data.validation.batch_size=2", "trainer.log_every_n_steps=1"});
+  INFO(fit.err);
+  REQUIRE(fit.code == 0);
+  CHECK(run.values("fit", "loss") == Doubles{3, 6, 3});
+  CHECK(run.values("epoch", "train_loss") == Doubles{3.75});  // by rows it would be 4.2
+  CHECK(fit.json()["train_loss"] == 3.75);
+  CHECK(run.values("validate", "loss") == Doubles{3.75});
+  CHECK(run.values("validate", "mean_x") == Doubles{3.75});
+  REQUIRE(run.fit({"optimizer.lr=0", "model.options.w=1", "model.options.counts=true", "data.train.batch_size=2",
+                   "trainer.accumulate_grad_batches=3", "trainer.log_every_n_steps=1"})
+              .code == 0);
+  CHECK(run.values("fit", "loss") == Doubles{3.75});
+}
+
 TEST_CASE("NaN and infinity leave the files strict JSON, as null, with the other fields right") {
   Run run(any_strategy(), {INFINITY, 1, 1});
   const Finished fit = run.fit({"trainer.max_steps=2", "trainer.log_every_n_steps=1"});
@@ -158,6 +176,48 @@ TEST_CASE("A run whose every update overflows ends after 24 with its weights unt
         Contains{"24 updates in a row were skipped (a gradient was not finite); the weights are those after update 0"});
   CHECK(run.trace().size() == 24);
   CHECK(run.checkpoints().empty());
+}
+
+TEST_CASE(
+    "Inputs that float16 can't hold overflow at any scale: the run ends after 24 updates with its weights untouched and a scale "
+    "above 0") {
+  const std::string strategy = any_strategy();
+  const auto model = [](Run& run) { run.config["model"] = {{"kind", "library"}, {"path", TEST_TOY_LINEAR}}; };
+  Run run(strategy, std::vector<float>(8, 3e38F));
+  model(run);
+  const Finished fit = run.fit({"precision=16-mixed", "trainer.max_epochs=3", "trainer.max_steps=5"});
+  CHECK(fit.code == 1);
+  CHECK(fit.err ==
+        Contains{"24 updates in a row were skipped (a gradient was not finite); the weights are those after update 0"});
+  CHECK(run.checkpoints().empty());
+
+  std::vector<float> samples(30, 3e38F);
+  samples[0] = samples[1] =
+      0;  // the loss is float16 itself, which holds no 65536; then an update, after which there is something to save
+  Run saved(strategy, samples);
+  model(saved);
+  CHECK(saved.fit({"precision=16-mixed"}).code == 1);
+  CHECK(saved.checkpoints() == std::vector<std::string>{"last", "step-00000001"});
+  const std::string weights = read_file(saved.folder / "run/step-00000001/weights.safetensors");
+  CHECK(weights.substr(weights.size() - 4) == std::string(4, '\0'));
+  CHECK(Json::parse(read_file(saved.folder / "run/step-00000001/state.json"))["scaler"]["scale"] == 0x1p-9);
+}
+
+TEST_CASE("A data file that isn't what its header says ends a run with 2 and both numbers, before anything is trained") {
+  Run run("single_device");
+  run.config["data"]["train"] = {{"format", "idx"}, {"inputs", "x-idx"}};
+  const std::string images = bytes("00 00 08 03 00 00 00 03 00 00 00 02 00 00 00 02");
+  for (const auto& [content, numbers] : std::map<std::string, std::string>{
+           {images + std::string(9, 'x'), "12 bytes of elements expected by its header, 9 found"},
+           {images + std::string(13, 'x'), "12 bytes of elements expected by its header, 13 found"},
+           {bytes("00 00 08 01 02 00 00 00 07 09"), "33554432 bytes of elements expected by its header, 2 found"}}) {
+    write_file(run.folder / "x-idx", content);
+    const Finished fit = run.fit();
+    CHECK(fit.code == 2);
+    CHECK(fit.err == Contains{(run.folder / "x-idx").string()});
+    CHECK(fit.err == Contains{numbers});
+    CHECK(run.trace().empty());
+  }
 }
 
 TEST_CASE("Shuffling depends on the seed and the epoch alone") {

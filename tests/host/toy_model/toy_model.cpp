@@ -12,6 +12,7 @@
 //   fails      "create" or "replicate": throws there
 //   scores     in evaluation, "score" is the entry of the number of updates done, past the end the last one; null is not a number
 //   draws      each step, in whatever stage, draws from its generator and counts in a buffer, and both are part of the gradient
+//   counts     the mean is over the samples that aren't 0, and each step reports how many those are as its denominator
 //   num_classes  targets must lie below it, as a classifier would have it
 #include <stratagem/plugin.h>
 
@@ -146,9 +147,18 @@ void step(const Toy& toy, stg_replica& replica, const stg_step_context& context,
   const stg_value* targets = find(batch.root(), "targets");
   if (targets != nullptr && toy.options.contains("num_classes"))
     check_targets(targets->as.tensor->view, toy.options["num_classes"]);
+  const bool counts = toy.options.value("counts", false);
   double sum = 0;
-  for (int64_t i = 0; i < numel(view); ++i) sum += read_element(view, i);
-  const double mean = sum / static_cast<double>(numel(view)) + replica.draw();
+  double count = 0;
+  for (int64_t i = 0; i < numel(view); ++i) {
+    sum += read_element(view, i);
+    count += !counts || read_element(view, i) != 0 ? 1 : 0;
+  }
+  if (counts) {
+    result->denominator.type = STG_DOUBLE;
+    result->denominator.as.f64 = count;
+  }
+  const double mean = sum / count + replica.draw();  // NaN of nothing
   const stg_dtype dtype = replica.weight->view.dtype;
   Dict outputs;
   outputs.emplace_back("loss", scalar(dtype, replica.value() * mean));
@@ -247,7 +257,7 @@ stg_error* create(stg_string options, const stg_host*, const stg_model** out) {
 
 constexpr const char* schema = R"({"type": "object", "additionalProperties": false, "properties": {
   "w": {"type": "number"}, "name": {"type": "string"}, "trace": {"type": "string"}, "num_classes": {"type": "integer", "minimum": 1},
-  "scores": {"type": "array", "minItems": 1, "items": {"type": ["number", "null"]}}, "draws": {"type": "boolean"},
+  "scores": {"type": "array", "minItems": 1, "items": {"type": ["number", "null"]}}, "draws": {"type": "boolean"}, "counts": {"type": "boolean"},
   "farewell": {"type": "string"}, "predicts_loss": {"type": "boolean"}, "fails": {"type": "string"},
   "raise_at": {"type": "object", "additionalProperties": false, "required": ["step", "signal"],
                "properties": {"step": {"type": "integer"}, "signal": {"type": "integer"}, "times": {"type": "integer"}, "stage": {"type": "integer"}}}}})";
