@@ -46,6 +46,19 @@ TEST_CASE("with a mean loss, shares that report no denominator count their rows"
   CHECK(instance.train(batch_of({1, 1})).update.total_weight == 14);
 }
 
+TEST_CASE("a step's own denominators are the weights of evaluation, too") {
+  const auto model = reporting_model(STG_LOSS_MEAN, [](int32_t replica) { return replica == 0 ? Value(6.0) : Value(); });
+  for (const std::string strategy : {"single_device", "data_parallel"}) {
+    const bool is_single = strategy == "single_device";
+    Instance instance(strategy, sgd_config(is_single ? 1 : 2, precise));
+    instance.setup(*model, STG_STAGE_VALIDATE);
+    for (const auto function : {instance.api.validation_step, instance.api.test_step, instance.api.predict_step}) {
+      const StepOutcome outcome = instance.evaluate(function, batch_of({1, 3, 8}));
+      CHECK(outcome.weights == (is_single ? std::vector<double>{6} : std::vector<double>{6, 1}));
+    }
+  }
+}
+
 TEST_CASE("a denominator makes a loss that is a sum a mean over it") {
   for (const int num_devices : {1, 2}) {
     const auto model = reporting_model(STG_LOSS_SUM, [=](int32_t replica) {

@@ -38,15 +38,21 @@ TEST_CASE("tensors are joined along dimension 0 in replica order, dtype kept") {
 }
 
 TEST_CASE("0-dim outputs become 1-dim with one entry per replica") {
-  const Tree out = gathered([](int32_t i) -> Value {
-    return dict_of(entry("a", scalar(i, {STG_DTYPE_INT, 32, 1})), entry("b", scalar(i)));
+  const auto model = model_with([](int32_t i) -> Value {
+    return dict_of(entry("a", scalar(i, {STG_DTYPE_INT, 32, 1})), entry("loss", scalar(i)));
   });
-  for (const char* key : {"a", "b"}) {
-    CHECK(numbers(*find(out.root(), key)) == Numbers{0, 1});
-    CHECK(shape(*find(out.root(), key)) == std::vector<int64_t>{2});
+  Instance instance("data_parallel", R"({"devices": 2})");
+  instance.setup(*model, STG_STAGE_PREDICT);
+  // The loss of an evaluation isn't reduced, either.
+  for (const auto function : {instance.api.validation_step, instance.api.test_step, instance.api.predict_step}) {
+    const Tree out = std::move(instance.evaluate(function, batch_of({0, 0, 0})).outputs);
+    for (const char* key : {"a", "loss"}) {
+      CHECK(numbers(*find(out.root(), key)) == Numbers{0, 1});
+      CHECK(shape(*find(out.root(), key)) == std::vector<int64_t>{2});
+    }
+    CHECK(dtype_of(*find(out.root(), "a")) == "int32");
+    CHECK(dtype_of(*find(out.root(), "loss")) == "float32");
   }
-  CHECK(dtype_of(*find(out.root(), "a")) == "int32");
-  CHECK(dtype_of(*find(out.root(), "b")) == "float32");
 }
 
 TEST_CASE("a single device's outputs are the model's own") {

@@ -162,7 +162,8 @@ TEST_CASE("an empty tensor has no mean, and the error names its key path") {
 }
 
 TEST_CASE("nested trees keep their structure, other leaves pass unchanged") {
-  Instance instance("data_parallel", plain);
+  const std::string config = GENERATE(plain, lightning);
+  Instance instance("data_parallel", config);
   List list;
   list.emplace_back(tensor_of({1, 3}, {2}));
   list.emplace_back(tensor_of({5, 7}, {1, 2}));

@@ -85,10 +85,11 @@ TEST_CASE("scaling and unscaling are exact: without an overflow 16-mixed has the
         // Sums of eighths: no rounding but the optimizer's.
         const double x = (step + 1) / 8.0;
         instance.accumulate(batch_of({x, -2 * x, 3 * x, x}));
+        const double before = instance.value("weight");
         const StepOutcome outcome = instance.train(batch_of({x, x, 5 * x, x}), 0.1);
         CHECK(outcome.update.outcome == STG_UPDATE_DONE);
         CHECK(outcome.update.loss_scale == (precision.empty() ? 1 : 65536));
-        CHECK(outcome.loss() == Approx(instance.value("weight")).margin(10));
+        CHECK(outcome.loss() == Approx(before * 2 * x).epsilon(1e-6));  // not scaled
       }
       bits.push_back(model_bytes(instance.export_state()) + optimizer_bytes(instance.export_state()));
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // docs/semantics.md, "Gradients" and "Context": steps in their order, and what they leave behind.
+#include <array>
 #include <atomic>
 
 #include "spec/instance.hpp"
@@ -211,6 +212,46 @@ TEST_CASE("evaluating leaves every weight unchanged, bitwise, and predicts the s
   }
   for (const auto& prediction : predictions) CHECK(prediction == predictions[0]);
   CHECK(all_in_inference);
+}
+
+TEST_CASE("an evaluation that fails leaves generators where it came to, a training step puts them back") {
+  static std::array<std::atomic<uint8_t>, 3> num_drawn;  // a generator's state is how often it was drawn from
+  for (auto& drawn : num_drawn) drawn = 0;
+  const auto model = linear_model();
+  model->table.get_generator_state = [](void*, stg_replica* replica, stg_tree* out) {
+    const auto index = static_cast<size_t>(reinterpret_cast<ToyReplica*>(replica)->args.replica);
+    return guard([&] { *out = make_tree(Bytes{{num_drawn.at(index).load()}}).give(); });
+  };
+  model->table.set_generator_state = [](void*, stg_replica* replica, const uint8_t* state, uint64_t) -> stg_error* {
+    num_drawn.at(static_cast<size_t>(reinterpret_cast<ToyReplica*>(replica)->args.replica)) = *state;
+    return nullptr;
+  };
+  std::atomic<bool> fails{true};
+  const auto step = model->on_step;
+  model->on_step = [&fails, step](ToyReplica& replica, const stg_step_context& context, const stg_value& batch) {
+    ++num_drawn.at(static_cast<size_t>(context.replica));
+    if (fails && context.replica == 1) throw std::runtime_error("after it has drawn");
+    return step(replica, context, batch);
+  };
+  Instance instance("data_parallel", sgd_config(3));
+  instance.setup(*model);
+  const auto drawn = [&] {
+    const Tree state = instance.export_state();
+    const stg_value& generators = *find(state.root(), "generators");
+    std::vector<int> all;
+    for (uint32_t i = 0; i < generators.count; ++i) all.push_back(generators.as.items[i].as.bytes[0]);
+    return all;
+  };
+  int expected = 0;
+  for (const auto function : {instance.api.validation_step, instance.api.test_step, instance.api.predict_step}) {
+    CHECK(error_of([&] { instance.evaluate(function, batch_of({1, 2, 3})); }).replica == 1);
+    CHECK(drawn() == std::vector<int>(3, ++expected));
+  }
+  CHECK(error_of([&] { instance.train(batch_of({1, 2, 3})); }).replica == 1);
+  CHECK(drawn() == std::vector<int>(3, expected));
+  fails = false;
+  instance.train(batch_of({1, 2, 3}));
+  CHECK(drawn() == std::vector<int>(3, expected + 1));
 }
 
 TEST_CASE("after each step all replicas' parameters are bitwise equal, shared or not") {

@@ -339,6 +339,19 @@ static void legal_calls_are_taken(void) {
   }
 }
 
+/* abort answers nothing; what it does is seen. The same of destroy, which ends each session here. */
+static void abort_drains_from_every_state(void) {
+  for (uint64_t t = 0; t < NUM_STATES; ++t) {
+    session s;
+    if (!enter_state(&s, state_texts[t].state)) continue;
+    for (int times = 0; times < 2; ++times) {
+      the_host.api->abort(s.strategy);
+      check_all_refused(&s, STG_STATE_DRAINING);
+    }
+    close_session(&s);
+  }
+}
+
 /* The other way into it. A strategy that runs all on the calling thread has nobody to give up. */
 static void a_deadline_drains(void) {
   session s;
@@ -456,6 +469,7 @@ static void a_fork_is_refused(void) {
 const test state_tests[] = {
     {"a function that states.h allows in a state is taken there", legal_calls_are_taken},
     {"one that it forbids names itself, the state and the way out, and changes nothing", illegal_calls_change_nothing},
+    {"abort leaves an instance draining, whatever its state", abort_drains_from_every_state},
     {"an instance that a deadline has left draining refuses the same as an aborted one", a_deadline_drains},
     {"from inside a callback an instance takes only queries, and the call goes on", a_callback_must_not_call_in},
     {"so it does from another thread while a call runs", another_thread_must_not_call_in},
