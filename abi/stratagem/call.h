@@ -13,9 +13,9 @@ STG_EXTERN_C_BEGIN
 
 /* Growing.
  *
- * At its deadline a call returns STG_DEADLINE_EXCEEDED within 100 ms (time in callbacks on the calling thread apart; with a borrowed
- * argument once its last reader is done), names what it waited for, and flags the instance as usable or draining. The clock is
- * read only when about to block. */
+ * At its deadline a call returns STG_DEADLINE_EXCEEDED within 100 ms (time in callbacks on the calling thread apart; a reduction or
+ * an update that has begun is finished first), names what it waited for, and flags the instance as usable or draining. The clock
+ * is read only when about to block. */
 typedef struct stg_call {
   uint64_t struct_size;
   uint64_t deadline_ns;      /* CLOCK_MONOTONIC, in nanoseconds; 0: none */

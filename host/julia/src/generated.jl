@@ -92,9 +92,9 @@ end
 
 # Growing.
 #
-# At its deadline a call returns STG_DEADLINE_EXCEEDED within 100 ms (time in callbacks on the calling thread apart; with a borrowed
-# argument once its last reader is done), names what it waited for, and flags the instance as usable or draining. The clock is
-# read only when about to block.
+# At its deadline a call returns STG_DEADLINE_EXCEEDED within 100 ms (time in callbacks on the calling thread apart; a reduction or
+# an update that has begun is finished first), names what it waited for, and flags the instance as usable or draining. The clock
+# is read only when about to block.
 struct stg_call
     struct_size::UInt64
     deadline_ns::UInt64 # CLOCK_MONOTONIC, in nanoseconds; 0: none
