@@ -37,24 +37,54 @@ stg_progress to_abi(const Progress& progress) {
   return out;
 }
 
+/// What an event's callback says ends the run, as the cause.
+void check_event(const char* name, stg_error* given) {
+  try {
+    check(given);
+  } catch (const Error& error) {
+    throw error.within(concat("the event ", name), error.replica, error.device);
+  }
+}
+
 Events events_of(const stg_session_events* given, const std::shared_ptr<Mailbox>& mailbox) {
   Events events;
   stg_session_events table{};
   if (given != nullptr) table = read_table(given, STG_SESSION_EVENTS_MIN_SIZE, "events");
-  if (table.log != nullptr) {
-    events.log = [table](uint32_t level, const std::string& message) {
-      table.log(table.self, level, stratagem::to_abi(message));
-    };
-  }
+  events.log = [table, mailbox](uint32_t level, const std::string& message) {
+    mailbox->put_log(level, message);
+    if (table.log != nullptr) table.log(table.self, level, stratagem::to_abi(message));
+  };
   events.progress = [table, mailbox](const Progress& progress) {
     mailbox->put(progress);
     if (table.progress == nullptr) return;
     const stg_progress out = to_abi(progress);
     table.progress(table.self, &out);
   };
-  if (table.metrics != nullptr) {
-    events.metrics = [table](const std::string& line) { table.metrics(table.self, stratagem::to_abi(line)); };
+  if (table.metrics != nullptr || mailbox->keeps_events()) {
+    events.metrics = [table, mailbox](const std::string& line) {
+      mailbox->put_metrics(line);
+      if (table.metrics != nullptr) table.metrics(table.self, stratagem::to_abi(line));
+    };
   }
+  if (table.batch_start != nullptr) {
+    events.batch_start = [table](const Progress& progress) {
+      const stg_progress out = to_abi(progress);
+      check_event("batch_start", table.batch_start(table.self, &out));
+    };
+  }
+  if (table.batch_end != nullptr) {
+    events.batch_end = [table](const Progress& progress, const stg_value& outputs) {
+      const stg_progress out = to_abi(progress);
+      check_event("batch_end", table.batch_end(table.self, &out, &outputs));
+    };
+  }
+  events.swap = [table, mailbox](int64_t step, const Json& strategy, const Error* error) {
+    mailbox->put_swap(step, strategy, error);
+    if (table.swap == nullptr) return;
+    const std::string text = strategy.dump();
+    const ErrorPtr why(error == nullptr ? nullptr : to_abi(*error));
+    table.swap(table.self, step, stratagem::to_abi(text), why.get());
+  };
   return events;
 }
 
@@ -73,12 +103,24 @@ Command command_of(uint64_t stage) {
   }
 }
 
-SessionRequest request_of(const stg_session_args* given, const std::shared_ptr<Mailbox>& mailbox) {
-  const auto args = read_argument(given, STG_SESSION_ARGS_MIN_SIZE, "args");
+std::shared_ptr<const stg_model> retained(const stg_model* given) {
+  if (given == nullptr) return nullptr;
+  const auto table = read_table(given, STG_MODEL_MIN_SIZE, "model");
+  if (table.retain != nullptr) table.retain(table.self);
+  return {given, [table](const stg_model*) {
+            if (table.release != nullptr) table.release(table.self);
+          }};
+}
+
+SessionRequest request_of(const stg_session_args& args) {
+  constexpr uint64_t known_flags = STG_SESSION_OWN_LOOP | STG_SESSION_QUEUE_EVENTS | STG_SESSION_CALLER_THREAD_ONLY;
+  SessionRequest request;
+  request.sources = take_sources(args.sources, args.num_sources);  // first: they are ours, whatever else is wrong
+  if ((args.flags & ~known_flags) != 0)
+    throw invalid_argument("flags is ", args.flags, "; of these, ", args.flags & ~known_flags, " is unknown");
   std::vector<std::string> overrides;
   if (args.num_overrides != 0) require(args.overrides, "overrides");
   for (uint64_t i = 0; i < args.num_overrides; ++i) overrides.emplace_back(text_of(args.overrides[i]));
-  SessionRequest request;
   request.command = command_of(args.stage);
   const std::string path(text_of(args.config_path)), text(text_of(args.config_text)), folder(text_of(args.config_folder));
   if (!path.empty() && !text.empty()) throw invalid_argument("config_path and config_text are both given; one is the config");
@@ -88,7 +130,9 @@ SessionRequest request_of(const stg_session_args* given, const std::shared_ptr<M
   request.config = path.empty() ? read_config_text(text, folder, overrides) : read_config_file(path, overrides);
   request.checkpoint = text_of(args.checkpoint);
   request.output = text_of(args.output);
-  request.events = events_of(args.events, mailbox);
+  request.own_loop = (args.flags & STG_SESSION_OWN_LOOP) != 0;
+  request.caller_thread_only = (args.flags & STG_SESSION_CALLER_THREAD_ONLY) != 0;
+  request.model = retained(args.model);
   return request;
 }
 
@@ -111,6 +155,40 @@ Json to_json(const PluginFile& file) {
           {"shadowed_by", text_or_null(file.shadowed)}};
 }
 
+Json to_json(const stg_strategy_factory& factory) {
+  static constexpr std::pair<uint64_t, const char*> names[] = {{STG_CAPABILITY_MULTIPLE_DEVICES, "multiple_devices"},
+                                                               {STG_CAPABILITY_MULTIPLE_PROCESSES, "multiple_processes"},
+                                                               {STG_CAPABILITY_CALLER_THREAD_ONLY, "caller_thread_only"},
+                                                               {STG_CAPABILITY_STREAMS, "streams"}};
+  Json capabilities = Json::array();
+  for (const auto& [bit, name] : names) {
+    if ((factory.capabilities & bit) != 0) capabilities.push_back(name);
+  }
+  const std::string name(text_of(factory.name));
+  return {{"name", name},
+          {"summary", text_of(factory.summary)},
+          {"devices", device_kinds(factory)},
+          {"capabilities", capabilities},
+          {"options_schema", options_schema(factory.options_schema, name)}};
+}
+
+Json to_json(const stg_model_factory& factory) {
+  const std::string name(text_of(factory.name));
+  return {
+      {"name", name}, {"summary", text_of(factory.summary)}, {"options_schema", options_schema(factory.options_schema, name)}};
+}
+
+Json to_json(const Plugin& plugin) {
+  Json strategies = Json::array(), models = Json::array();
+  for (uint64_t i = 0; i < plugin.table.num_strategies; ++i) strategies.push_back(to_json(*plugin.table.strategies[i]));
+  for (uint64_t i = 0; i < plugin.table.num_models; ++i) models.push_back(to_json(*plugin.table.models[i]));
+  return {{"path", plugin.path.string()},
+          {"name", text_of(plugin.table.name)},
+          {"version", text_of(plugin.table.version)},
+          {"strategies", strategies},
+          {"models", models}};
+}
+
 std::vector<std::filesystem::path> plugin_path_of(const std::string& config_path) {
   if (config_path.empty()) return {};
   const ConfigText text = read_config_file(config_path, {});
@@ -129,9 +207,11 @@ std::vector<std::filesystem::path> plugin_path_of(const std::string& config_path
 
 stg_error* stg_session_open(const stg_session_args* args, stg_session* out) {
   return guard([&] {
+    const auto read = read_argument(args, STG_SESSION_ARGS_MIN_SIZE, "args");
+    SessionRequest request = request_of(read);
     require(out, "out");
-    const auto mailbox = std::make_shared<Mailbox>();
-    SessionRequest request = request_of(args, mailbox);
+    const auto mailbox = std::make_shared<Mailbox>((read.flags & STG_SESSION_QUEUE_EVENTS) != 0, read.stage);
+    request.events = events_of(read.events, mailbox);
     *out = open_handle(mailbox, [&](Requests& requests) {
       request.events.requests = &requests;
       return std::make_unique<Session>(std::move(request));
@@ -152,6 +232,25 @@ stg_error* stg_session_progress(stg_session session, stg_progress* out) {
     const auto mailbox = mailbox_of(session);
     known_size_bytes(out, STG_PROGRESS_MIN_SIZE, "out");
     write_result(out, to_abi(mailbox->progress()));
+  });
+}
+
+stg_error* stg_session_strategy(stg_session session, const stg_strategy_api** api, stg_strategy** instance) {
+  return guard([&] {
+    const SessionCall call(session);
+    require(api, "api");
+    require(instance, "instance");
+    *api = call->strategy().table();
+    *instance = call->strategy().handle();
+  });
+}
+
+stg_error* stg_session_poll(stg_session session, uint64_t timeout_ns, stg_tree* event) {
+  return guard([&] {
+    const auto mailbox = mailbox_of(session);
+    require(event, "event");
+    const Json next = mailbox->next(timeout_ns);
+    next.is_null() ? void(*event = stg_tree{}) : give_json(next, event);
   });
 }
 
@@ -184,6 +283,20 @@ stg_error* stg_inspect_plugin(stg_string path, stg_tree* result) {
   return guard([&] {
     require(result, "result");
     give_json(read_note(std::string(text_of(path))), result);
+  });
+}
+
+stg_error* stg_load_plugin(stg_string path, const stg_plugin** out) {
+  return guard([&] {
+    require(out, "out");
+    *out = load_plugin(std::string(text_of(path))).address;
+  });
+}
+
+stg_error* stg_describe_plugin(stg_string path, stg_tree* result) {
+  return guard([&] {
+    require(result, "result");
+    give_json(to_json(load_plugin(std::string(text_of(path)))), result);
   });
 }
 

@@ -38,9 +38,7 @@ const Plugin& plugin_of(Offer offer, const LibraryConfig& config, const Catalogu
 void check_accelerator(const stg_strategy_factory& factory, const Json& config) {
   const std::string wanted = config.value("accelerator", "auto");
   if (wanted == "auto") return;
-  std::vector<std::string> kinds;
-  for (uint64_t i = 0; i < factory.num_device_kinds; ++i) kinds.push_back(device_name({factory.device_kinds[i], 0}));
-  for (std::string& kind : kinds) kind = kind.substr(0, kind.find(':'));
+  const std::vector<std::string> kinds = device_kinds(factory);
   if (std::find(kinds.begin(), kinds.end(), wanted) != kinds.end()) return;
   throw Error(STG_UNAVAILABLE, concat("/strategy/accelerator is \"", wanted, "\", which the strategy \"", text_of(factory.name),
                                       "\" can't use here; it can use ", join(kinds)));
@@ -66,6 +64,13 @@ const stg_strategy_factory& load_strategy(const LibraryConfig& config, const Cat
   return find_strategy(plugin_of(Offer::strategy, config, catalogue), config.name);
 }
 
+std::vector<std::string> device_kinds(const stg_strategy_factory& factory) {
+  std::vector<std::string> kinds;
+  for (uint64_t i = 0; i < factory.num_device_kinds; ++i) kinds.push_back(device_name({factory.device_kinds[i], 0}));
+  for (std::string& kind : kinds) kind = kind.substr(0, kind.find(':'));
+  return kinds;
+}
+
 const stg_model_factory& load_model(const LibraryConfig& config, const Catalogue& catalogue) {
   return find_model(plugin_of(Offer::model, config, catalogue), config.name);
 }
@@ -81,14 +86,18 @@ HostServices::HostServices(std::function<void(uint32_t, const std::string&)> log
 Session::Session(SessionRequest request)
     : command_(request.command),
       events_(std::move(request.events)),
+      own_loop_(request.own_loop),
+      caller_thread_only_(request.caller_thread_only),
+      sources_(std::move(request.sources)),
       services_([this](uint32_t level, const std::string& text) { log(level, text); }) {
-  if (command_ == Command::predict) prepare_predictions(request.output);
+  model_ = std::move(request.model);
+  if (command_ == Command::predict && !own_loop_) prepare_predictions(request.output);
   if (!events_.log) events_.log = [](uint32_t, const std::string&) {};
   load_plugins(request.config);
-  read_data();
+  if (!own_loop_) read_data();
   create_strategy();
   if (!request.checkpoint.empty()) load_checkpoint(request.checkpoint);
-  if (command_ == Command::fit) prepare_outputs();
+  if (command_ == Command::fit && !own_loop_) prepare_outputs();
 }
 
 /// Known before anything is loaded, since it is what was typed last.
@@ -106,7 +115,8 @@ void Session::log(uint32_t level, const std::string& message) const { events_.lo
 /// Config and plugins together, so that unknown options and refused plugins stand in the same list as unknown keys.
 void Session::load_plugins(const ConfigText& text) {
   Problems problems;
-  config_ = check_config(text, command_, problems);
+  config_ = check_config(text, command_, problems, own_loop_);
+  check_host_parts(problems);
   const Catalogue catalogue(config_.plugin_path);
   std::vector<uint32_t> refusals;
   const auto load = [&](const char* key, const LibraryConfig& library, const auto load_factory, auto& factory) {
@@ -132,9 +142,32 @@ void Session::load_plugins(const ConfigText& text) {
   for (const std::string& warning : passed_over) log(STG_LOG_WARNING, warning);
 }
 
+/// What the config says of things that the host brings, and what it brought.
+void Session::check_host_parts(Problems& problems) const {
+  if (config_.model.is_host && model_ == nullptr) {
+    problems.add("/model/kind", "\"host\" is the program's own model (stg_session_args.model), and it gave none");
+  } else if (!config_.model.is_host && model_ != nullptr) {
+    problems.add("/model/kind",
+                 "the program gave a model of its own (stg_session_args.model), which is used by the kind \"host\" only");
+  }
+  const auto check = [&](const char* key, const std::optional<DatasetConfig>& data, bool is_used) {
+    if (!is_used || own_loop_ || !data || data->source.empty() || find_source(sources_, data->source) != nullptr) return;
+    problems.add(concat("/data/", key, "/source"), concat(shown(data->source), " is no source of the program's",
+                                                          sources_.empty() ? "; it gave none (stg_session_args.sources)"
+                                                                           : suggestion(data->source, names_of(sources_))));
+  };
+  const bool fit = command_ == Command::fit;
+  check("train", config_.train, fit);
+  check("validation", config_.validation, (fit && !config_.trainer.overfits) || command_ == Command::validate);
+  check("test", config_.test, command_ == Command::test);
+  check("predict", config_.predict, command_ == Command::predict);
+}
+
 void Session::read_data() {
-  const auto load = [](const std::optional<DatasetConfig>& config, std::optional<Dataset>& data) {
-    if (config) data.emplace(*config);
+  const auto load = [this](const std::optional<DatasetConfig>& config, std::optional<Dataset>& data) {
+    if (!config) return;
+    config->source.empty() ? data.emplace(*config) : data.emplace(*config, find_source(sources_, config->source));
+    if (caller_thread_only_) data->read_on_callers_thread();
   };
   if (command_ == Command::fit) load(config_.train, train_);
   if (!config_.trainer.overfits) load(evaluation_config(), evaluation_);
@@ -173,12 +206,17 @@ void Session::check_limits() const {
 
 void Session::create_strategy() {
   check_accelerator(*strategy_factory_, config_.json["strategy"]);
+  if (caller_thread_only_ && (strategy_factory_->capabilities & STG_CAPABILITY_CALLER_THREAD_ONLY) == 0) {
+    throw failed_precondition("the strategy \"", text_of(strategy_factory_->name),
+                              "\" can't run everything on the caller's thread, ", "as STG_SESSION_CALLER_THREAD_ONLY wants it");
+  }
   // What a strategy doesn't find or can't have at creation is a device.
   const auto missing = {std::pair{STG_NOT_FOUND, STG_UNAVAILABLE}, std::pair{STG_FAILED_PRECONDITION, STG_UNAVAILABLE}};
   const std::string name(text_of(strategy_factory_->name));
   with_codes(missing, concat("strategy \"", name, "\""), [&] {
     try {
-      strategy_.emplace(*strategy_factory_, strategy_config(config_), services_.table());
+      strategy_.emplace(*strategy_factory_, strategy_config(config_), services_.table(), &events_.requests->cancel,
+                        caller_thread_only_ ? STG_CREATE_CALLER_THREAD_ONLY : 0);
     } catch (Error& error) {
       error.message = with_config_pointer(error.message);
       throw;
@@ -186,14 +224,15 @@ void Session::create_strategy() {
   });
   // Before any training, what a model's code throws is about the options that it was given.
   const auto thrown = {std::pair{STG_UNKNOWN, STG_INVALID_ARGUMENT}, std::pair{STG_INTERNAL, STG_INVALID_ARGUMENT}};
-  with_codes(thrown, concat("model \"", text_of(model_factory_->name), "\""), [&] {
-    const std::string options = config_.model.options.dump();
-    const stg_model* model = nullptr;
-    check(model_factory_->create(to_abi(options), services_.table(), &model));
-    model_ = std::shared_ptr<const stg_model>(model, [](const stg_model* made) {
-      if (made->release != nullptr) made->release(made->self);
+  if (model_ == nullptr)
+    with_codes(thrown, concat("model \"", text_of(model_factory_->name), "\""), [&] {
+      const std::string options = config_.model.options.dump();
+      const stg_model* model = nullptr;
+      check(model_factory_->create(to_abi(options), services_.table(), &model));
+      model_ = std::shared_ptr<const stg_model>(model, [](const stg_model* made) {
+        if (made->release != nullptr) made->release(made->self);
+      });
     });
-  });
   with_codes(thrown, concat("setting up the strategy \"", name, "\""),
              [&] { strategy_->setup(model_.get(), stage_of(command_)); });
 }
@@ -225,7 +264,7 @@ void Session::load_checkpoint(const std::string& given) {
                       std::pair{STG_PERMISSION_DENIED, STG_INVALID_ARGUMENT}, std::pair{STG_UNKNOWN, STG_INVALID_ARGUMENT}};
   with_codes(codes, "loading a checkpoint", [&] {
     const Json state = load_first_whole(checkpoint_candidates(given));
-    if (command_ != Command::fit) return;
+    if (command_ != Command::fit || own_loop_) return;
     if (state.is_null()) throw data_loss(checkpoint_.string(), " holds weights, but no position in a run; it can't be resumed");
     std::vector<std::string> warnings;
     resume_ = Resume{restore_position(state, config_, train_->num_samples(), warnings), checkpoint_};
@@ -259,6 +298,8 @@ void Session::prepare_outputs() const {
 }
 
 Json Session::run() {
+  if (own_loop_)
+    throw failed_precondition("this session was opened with STG_SESSION_OWN_LOOP: the program drives stg_session_strategy");
   if (has_run_) throw failed_precondition("this session has run; open another one");
   has_run_ = true;
   Json result = command_ == Command::fit ? fit() : command_ == Command::predict ? predict_once() : evaluate_once();
@@ -299,21 +340,9 @@ Json Session::fit() {
   return result;
 }
 
-bool Session::go_on(int64_t num_done, int64_t num_batches) const {
-  if (events_.progress) {
-    Progress progress;
-    progress.stage = stage_of(command_);
-    progress.batch = num_done;
-    progress.num_batches = num_batches;
-    events_.progress(progress);
-  }
-  return !events_.stop_requested();
-}
-
 Json Session::evaluate_once() {
   const bool test = command_ == Command::test;
-  const Evaluation evaluation = evaluate(*strategy_, evaluation_data(), stage_of(command_), 0,
-                                         [this](int64_t num_done, int64_t num_batches) { return go_on(num_done, num_batches); });
+  const Evaluation evaluation = evaluate(*strategy_, evaluation_data(), Progress{stage_of(command_)}, events_);
   return {{test ? "test" : "validation", evaluation.metrics},
           {"checkpoint", checkpoint_.empty() ? Json(nullptr) : Json(checkpoint_.string())},
           {"interrupted", evaluation.stopped}};
@@ -322,9 +351,7 @@ Json Session::evaluate_once() {
 /// An interrupted one writes nothing: a file of half the samples would look whole.
 Json Session::predict_once() {
   Predictions predictions;
-  const bool stopped = predict(
-      *strategy_, evaluation_data(), [this](int64_t num_done, int64_t num_batches) { return go_on(num_done, num_batches); },
-      predictions);
+  const bool stopped = predict(*strategy_, evaluation_data(), Progress{stage_of(command_)}, events_, predictions);
   if (!stopped) predictions.write(output_);
   return {{"predictions", stopped ? Json(nullptr) : Json(output_.string())},
           {"arrays", predictions.shapes()},

@@ -37,6 +37,10 @@ struct SessionRequest {
   std::string checkpoint;  // absolute or relative to the working directory; empty: none
   std::string output;      // the same; where predictions go
   Events events;           // `requests` outlives the session
+  bool own_loop = false;
+  bool caller_thread_only = false;
+  std::shared_ptr<const stg_model> model;  // the host's own; may be null
+  DataSources sources;
 };
 
 class Session {
@@ -45,9 +49,12 @@ class Session {
 
   /// Runs once and returns the result as JSON.
   Json run();
+  /// The one that is set up now.
+  const StrategyInstance& strategy() const { return *strategy_; }
 
  private:
   void load_plugins(const ConfigText& text);
+  void check_host_parts(Problems& problems) const;
   void read_data();
   void check_limits() const;
   /// Of the data set that the command evaluates; fit validates.
@@ -62,11 +69,13 @@ class Session {
   Json fit();
   Json evaluate_once();
   Json predict_once();
-  bool go_on(int64_t num_done, int64_t num_batches) const;
   void log(uint32_t level, const std::string& message) const;
 
   Command command_;
   Events events_;
+  bool own_loop_;
+  bool caller_thread_only_;
+  DataSources sources_;
   Config config_;
   std::optional<Dataset> train_, evaluation_;
   // Services and model outlive the instance that was made with them.
@@ -80,6 +89,8 @@ class Session {
   bool has_run_ = false;
 };
 
+/// The kinds of device that a strategy can use: "cpu", "cuda".
+std::vector<std::string> device_kinds(const stg_strategy_factory& factory);
 /// Loads the plugin that a part of the config names, and its factory.
 const stg_strategy_factory& load_strategy(const LibraryConfig& config, const Catalogue& catalogue);
 const stg_model_factory& load_model(const LibraryConfig& config, const Catalogue& catalogue);

@@ -49,8 +49,8 @@ class Section {
 
 class Reader {
  public:
-  Reader(const ConfigText& text, Command command, Problems& problems)
-      : text_(text), root_(text.json), command_(command), problems_(problems) {}
+  Reader(const ConfigText& text, Command command, Problems& problems, bool own_loop)
+      : text_(text), root_(text.json), command_(command), own_loop_(own_loop), problems_(problems) {}
 
   Config read() {
     Config config;
@@ -103,6 +103,7 @@ class Reader {
     const Section section(root_, "model");
     std::string kind;
     section.read("kind", kind);
+    if (kind == "host") return read_host_model(section);
     LibraryConfig model = read_library("model");
     if (kind != "torchscript") {
       if (model.name.empty() && !model.path) problems_.add("/model/name", "this key or /model/path is required: which model");
@@ -123,10 +124,24 @@ class Reader {
     return model;
   }
 
+  LibraryConfig read_host_model(const Section& section) {
+    for (const char* key : {"name", "path", "options"}) {
+      if (section.has(key))
+        problems_.add(concat("/model/", key), "belongs to a model that is loaded, not to the kind \"host\", the program's own");
+    }
+    LibraryConfig model;
+    model.pointer = "/model/kind";
+    model.is_host = true;
+    return model;
+  }
+
+  /// Whether our loop trains.
+  bool fits() const { return command_ == Command::fit && !own_loop_; }
+
   void read_optimizer(Config& config) {
     if (root_.has("optimizer")) {
       Section(root_, "optimizer").read("lr", config.lr);
-    } else if (command_ == Command::fit) {
+    } else if (fits()) {
       problems_.add("/optimizer", R"(this key is required to fit, as in {"name": "sgd", "lr": 0.01})");
     }
   }
@@ -172,14 +187,13 @@ class Reader {
     section.read("accumulate_grad_batches", trainer.accumulate_grad_batches);
     section.read("log_every_n_steps", trainer.log_every_n_steps);
     read_max_time(section, trainer.max_time_s);
-    if (command_ == Command::fit && trainer.max_epochs == no_limit && trainer.max_steps == no_limit && !section.has("max_time")) {
+    if (fits() && trainer.max_epochs == no_limit && trainer.max_steps == no_limit && !section.has("max_time")) {
       problems_.add("/trainer/max_epochs",
                     "-1 here, and neither /trainer/max_steps nor /trainer/max_time: training would never end; set one of them");
     }
     const SchedulerConfig& scheduler = config.scheduler;
     const bool needs_length = (scheduler.name == "cosine" || scheduler.name == "one_cycle") && !scheduler.total_steps;
-    if (command_ == Command::fit && needs_length && section.has("max_time") && trainer.max_epochs == no_limit &&
-        trainer.max_steps == no_limit) {
+    if (fits() && needs_length && section.has("max_time") && trainer.max_epochs == no_limit && trainer.max_steps == no_limit) {
       problems_.add("/scheduler/total_steps",
                     concat("the scheduler \"", scheduler.name,
                            "\" needs the run's length in updates, which /trainer/max_time doesn't tell; give it, or set "
@@ -241,7 +255,7 @@ class Reader {
       if (section.has(key))
         problems_.add(concat("/trainer/", key), "/trainer/overfit_batches says which batches are used; give one of them");
     }
-    if (command_ != Command::fit || !config.train) return;
+    if (!fits() || !config.train) return;
     TrainerConfig& trainer = config.trainer;
     trainer.overfits = true;
     read_limit(section, "overfit_batches", trainer.limit_train_batches);
@@ -258,7 +272,7 @@ class Reader {
     section.read("mode", mode);
     monitor.is_max = mode == "max";
     monitor.pointer = concat("/", owner, "/monitor");
-    if (command_ == Command::fit && !config.validation && monitor.name != train_loss_name) {
+    if (fits() && !config.validation && monitor.name != train_loss_name) {
       problems_.add(monitor.pointer, concat(shown(monitor.name),
                                             " must be a metric of validation, and there is no "
                                             "/data/validation; without it \"",
@@ -286,10 +300,21 @@ class Reader {
     const Section section(data, key);
     const std::string pointer = concat("/data/", key);
     DatasetConfig dataset;
+    section.read("source", dataset.source);
     section.read("format", dataset.format);
     section.read("batch_size", dataset.batch_size);
     section.read("shuffle", dataset.shuffle);
     section.read("limit", dataset.limit);
+    const bool has_source = section.has("source");
+    for (const char* part : {"format", "inputs", "targets"}) {
+      if (has_source && section.has(part))
+        problems_.add(concat(pointer, "/", part),
+                      concat("belongs to a data set in files, not to a source (", pointer, "/source)"));
+      if (!has_source && !section.has(part) && std::string(part) != "targets")
+        problems_.add(concat(pointer, "/", part),
+                      "this key is required of a data set in files; one of the program's own has \"source\"");
+    }
+    if (has_source) return dataset;
     dataset.inputs = read_array(section, "inputs", pointer + "/inputs", dataset.format, root, used);
     if (section.has("targets"))
       dataset.targets = read_array(section, "targets", pointer + "/targets", dataset.format, root, used);
@@ -325,20 +350,21 @@ class Reader {
     std::string folder = ".";
     data.read("root", folder);
     const fs::path root = path(folder, "/data/root");
-    const bool fit = command_ == Command::fit;
+    const bool fit = fits();
+    const auto reads = [&](Command command) { return command_ == command && !own_loop_; };
     config.train = read_dataset("train", root, fit);
     // With overfit_batches validation is on the batches of training, and its own file isn't asked for.
-    const bool validates = fit ? !Section(root_, "trainer").has("overfit_batches") : command_ == Command::validate;
+    const bool validates = fit ? !Section(root_, "trainer").has("overfit_batches") : reads(Command::validate);
     config.validation = read_dataset("validation", root, validates);
-    config.test = read_dataset("test", root, command_ == Command::test);
-    config.predict = read_dataset("predict", root, command_ == Command::predict);
+    config.test = read_dataset("test", root, reads(Command::test));
+    config.predict = read_dataset("predict", root, reads(Command::predict));
     const auto require = [&](const char* key, const std::optional<DatasetConfig>& dataset, const char* command) {
       if (!dataset) problems_.add(concat("/data/", key), concat("this key is required to ", command));
     };
     if (fit) require("train", config.train, "fit");
-    if (command_ == Command::validate) require("validation", config.validation, "validate");
-    if (command_ == Command::test) require("test", config.test, "test");
-    if (command_ == Command::predict) require("predict", config.predict, "predict");
+    if (reads(Command::validate)) require("validation", config.validation, "validate");
+    if (reads(Command::test)) require("test", config.test, "test");
+    if (reads(Command::predict)) require("predict", config.predict, "predict");
   }
 
   void read_outputs(Config& config) {
@@ -368,6 +394,7 @@ class Reader {
   const ConfigText& text_;
   Section root_;
   Command command_;
+  bool own_loop_;
   Problems& problems_;
 };
 
@@ -405,10 +432,10 @@ ConfigText read_config_text(const std::string& text, const fs::path& folder, con
   return result;
 }
 
-Config check_config(const ConfigText& text, Command command, Problems& problems) {
+Config check_config(const ConfigText& text, Command command, Problems& problems, bool own_loop) {
   static const Json schema = Json::parse(config_schema_text());
   check_schema(schema, text.json, "", "", problems);
-  return Reader(text, command, problems).read();
+  return Reader(text, command, problems, own_loop).read();
 }
 
 Json strategy_config(const Config& config) {

@@ -22,6 +22,7 @@ struct ArrayConfig {
 };
 
 struct DatasetConfig {
+  std::string source;  // of the host's own; else format and files
   std::string format;
   ArrayConfig inputs;
   std::optional<ArrayConfig> targets;
@@ -100,7 +101,8 @@ struct LibraryConfig {
   std::string name;
   std::optional<std::filesystem::path> path;
   Json options = Json::object();
-  std::string pointer;  // the key that says where it is
+  std::string pointer;   // the key that says where it is
+  bool is_host = false;  // a model that the program hands over
 };
 
 struct Config {
@@ -135,8 +137,9 @@ const std::string& config_schema_text();
 /// What a config is used for: it decides which parts must be there.
 enum class Command { fit, validate, test, predict };
 
-/// Checks all that can be checked without plugins and returns what could be read; look at it only where `problems` stays empty.
-Config check_config(const ConfigText& text, Command command, Problems& problems);
+/// Checks all that can be checked without plugins and returns what could be read; look at it only where `problems` stays empty. With
+/// `own_loop`, the host's, what only our loop needs may be missing, and data is not looked at.
+Config check_config(const ConfigText& text, Command command, Problems& problems, bool own_loop = false);
 
 /// What `create` of a strategy is given.
 Json strategy_config(const Config& config);

@@ -2,6 +2,7 @@
 #include "libstratagem/data/batches.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace stratagem {
 namespace {
@@ -11,27 +12,35 @@ constexpr size_t max_ready = 3;
 
 }  // namespace
 
-BatchStream::BatchStream(const Dataset& dataset, std::vector<int64_t> order, int64_t batch_size, int64_t first_batch,
-                         int64_t end_batch)
+BatchStream::BatchStream(const Dataset& dataset, std::optional<std::vector<int64_t>> order, int64_t batch_size,
+                         int64_t first_batch, int64_t end_batch)
     : dataset_(dataset),
       order_(std::move(order)),
       batch_size_(batch_size),
-      first_batch_(first_batch),
-      end_batch_(std::min(end_batch, num_batches(static_cast<int64_t>(order_.size()), batch_size))),
-      reader_([this](const std::stop_token& stop) { read(stop); }) {}
+      next_batch_(first_batch),
+      end_batch_(
+          std::min(end_batch, num_batches(order_ ? static_cast<int64_t>(order_->size()) : dataset.num_samples(), batch_size))) {
+  if (dataset.reads_ahead()) reader_ = std::jthread([this](const std::stop_token& stop) { read(stop); });
+}
+
+Tree BatchStream::batch(int64_t index) const {
+  const int64_t begin = index * batch_size_;
+  const int64_t total = order_ ? static_cast<int64_t>(order_->size()) : dataset_.num_samples();
+  const auto num_rows = static_cast<size_t>(std::min(batch_size_, total - begin));
+  if (order_) return dataset_.batch(std::span(*order_).subspan(static_cast<size_t>(begin), num_rows));
+  std::vector<int64_t> rows(num_rows);
+  std::iota(rows.begin(), rows.end(), begin);
+  return dataset_.batch(rows);
+}
 
 void BatchStream::read(const std::stop_token& stop) {
   std::exception_ptr failure;
   try {
-    const auto total = static_cast<int64_t>(order_.size());
-    for (int64_t index = first_batch_; index < end_batch_; ++index) {
-      const int64_t begin = index * batch_size_;
-      const auto rows =
-          std::span(order_).subspan(static_cast<size_t>(begin), static_cast<size_t>(std::min(batch_size_, total - begin)));
-      Tree batch = dataset_.batch(rows);
+    for (; next_batch_ < end_batch_; ++next_batch_) {
+      Tree made = batch(next_batch_);
       std::unique_lock lock(mutex_);
       if (!changed_.wait(lock, stop, [&] { return ready_.size() < max_ready; })) return;
-      ready_.push_back(std::move(batch));
+      ready_.push_back(std::move(made));
       changed_.notify_all();
     }
   } catch (...) {
@@ -44,13 +53,14 @@ void BatchStream::read(const std::stop_token& stop) {
 }
 
 std::optional<Tree> BatchStream::next() {
+  if (!reader_.joinable()) return next_batch_ < end_batch_ ? std::optional(batch(next_batch_++)) : std::nullopt;
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return !ready_.empty() || done_; });
   if (!ready_.empty()) {
-    std::optional<Tree> batch(std::move(ready_.front()));
+    std::optional<Tree> first(std::move(ready_.front()));
     ready_.pop_front();
     changed_.notify_all();
-    return batch;
+    return first;
   }
   if (failure_) std::rethrow_exception(failure_);
   return std::nullopt;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The batches of one epoch, prepared ahead by a thread of its own.
+// The batches of one epoch, prepared ahead by a thread of its own where the data set allows it.
 #pragma once
 
 #include <condition_variable>
@@ -17,13 +17,13 @@
 
 namespace stratagem {
 
-/// Requires: the data set outlives it; one thread calls next. `mutex_` guards ready_, done_ and failure_; the reader thread alone
-/// reads the data set and order_.
+/// Requires: the data set outlives it; one thread calls next. `mutex_` guards ready_, done_ and failure_; the reader thread, where there
+/// is one, alone reads the data set and order_.
 class BatchStream {
  public:
-  /// Batches of `batch_size` samples in the given order, from batch number `first_batch` on, before number `end_batch`; the last of the
+  /// Batches of `batch_size` samples in the given order (none: as they are numbered), from batch number `first_batch` on, before number `end_batch`; the last of the
   /// data set may be smaller.
-  BatchStream(const Dataset& dataset, std::vector<int64_t> order, int64_t batch_size, int64_t first_batch = 0,
+  BatchStream(const Dataset& dataset, std::optional<std::vector<int64_t>> order, int64_t batch_size, int64_t first_batch = 0,
               int64_t end_batch = std::numeric_limits<int64_t>::max());
 
   /// The next batch, or nothing after the last. Rethrows what the reader thread has thrown.
@@ -31,11 +31,12 @@ class BatchStream {
 
  private:
   void read(const std::stop_token& stop);
+  Tree batch(int64_t index) const;
 
   const Dataset& dataset_;
-  const std::vector<int64_t> order_;
+  const std::optional<std::vector<int64_t>> order_;
   const int64_t batch_size_;
-  const int64_t first_batch_;
+  int64_t next_batch_;  // of who reads
   const int64_t end_batch_;
 
   std::mutex mutex_;

@@ -84,7 +84,13 @@ Dataset::Dataset(const DatasetConfig& config)
   num_samples_ = std::min(inputs_->view.shape[0], config.limit.value_or(std::numeric_limits<int64_t>::max()));
 }
 
+Dataset::Dataset(const DatasetConfig& config, std::shared_ptr<DataSource> source)
+    : source_(std::move(source)),
+      num_samples_(std::min(source_->num_samples(), config.limit.value_or(std::numeric_limits<int64_t>::max()))),
+      reads_ahead_(source_->any_thread()) {}
+
 Tree Dataset::batch(std::span<const int64_t> rows) const {
+  if (source_ != nullptr) return source_->read(rows);
   Dict dict;
   dict.emplace_back("inputs", gather(inputs_->view, rows));
   if (targets_) dict.emplace_back("targets", gather(targets_->view, rows));

@@ -2,7 +2,6 @@
 #include "libstratagem/loop/evaluate.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 #include "libstratagem/data/batches.hpp"
 #include "libstratagem/loop/outputs.hpp"
@@ -12,34 +11,37 @@ namespace {
 
 /// Hands the outcome of each batch and its number of rows to `take`. Returns whether it was stopped before the end.
 template <class Take>
-bool for_each_batch(StrategyInstance& strategy, const EvaluationData& data, uint64_t stage, int64_t global_step,
-                    const GoOn& go_on, Take take) {
-  std::vector<int64_t> order(static_cast<size_t>(data.dataset.num_samples()));
-  std::iota(order.begin(), order.end(), 0);
-  BatchStream stream(data.dataset, std::move(order), data.batch_size, 0, data.num_batches);
-  for (int64_t batch_index = 0; auto batch = stream.next(); ++batch_index) {
-    take(strategy.evaluate(std::move(*batch), {batch_index, global_step}, stage),
-         std::min(data.batch_size, data.dataset.num_samples() - batch_index * data.batch_size));
-    if (!go_on(batch_index + 1, data.num_batches) && batch_index + 1 != data.num_batches) return true;
+bool for_each_batch(StrategyInstance& strategy, const EvaluationData& data, Progress place, const Events& events, Take take) {
+  BatchStream stream(data.dataset, std::nullopt, data.batch_size, 0, data.num_batches);
+  place.num_batches = data.num_batches;
+  place.batch = 0;
+  while (auto batch = stream.next()) {
+    if (events.batch_start) events.batch_start(place);
+    const int64_t num_rows = std::min(data.batch_size, data.dataset.num_samples() - place.batch * data.batch_size);
+    StepOutcome outcome = strategy.evaluate(std::move(*batch), {place.batch, place.step}, place.stage);
+    ++place.batch;
+    if (events.batch_end) events.batch_end(place, outcome.outputs.root());
+    take(std::move(outcome), num_rows);
+    if (events.progress) events.progress(place);
+    if (events.stop_requested() && place.batch != place.num_batches) return true;
   }
   return false;
 }
 
 }  // namespace
 
-Evaluation evaluate(StrategyInstance& strategy, const EvaluationData& data, uint64_t stage, int64_t global_step,
-                    const GoOn& go_on) {
+Evaluation evaluate(StrategyInstance& strategy, const EvaluationData& data, const Progress& place, const Events& events) {
   EvaluationMetrics metrics(strategy);
-  const bool stopped = for_each_batch(strategy, data, stage, global_step, go_on,
-                                      [&](StepOutcome outcome, int64_t) { metrics.add(std::move(outcome)); });
+  const bool stopped =
+      for_each_batch(strategy, data, place, events, [&](StepOutcome outcome, int64_t) { metrics.add(std::move(outcome)); });
   return {metrics.means(), stopped};
 }
 
-Evaluation validate_aside(StrategyInstance& strategy, const EvaluationData& data, int64_t global_step, const GoOn& go_on) {
+Evaluation validate_aside(StrategyInstance& strategy, const EvaluationData& data, const Progress& place, const Events& events) {
   Tree side_state = strategy.side_state();
   Evaluation evaluation;
   try {
-    evaluation = evaluate(strategy, data, STG_STAGE_VALIDATE, global_step, go_on);
+    evaluation = evaluate(strategy, data, place, events);
   } catch (...) {
     try {
       strategy.put_back(std::move(side_state));
@@ -52,8 +54,9 @@ Evaluation validate_aside(StrategyInstance& strategy, const EvaluationData& data
   return evaluation;
 }
 
-bool predict(StrategyInstance& strategy, const EvaluationData& data, const GoOn& go_on, Predictions& predictions) {
-  return for_each_batch(strategy, data, STG_STAGE_PREDICT, 0, go_on, [&](StepOutcome outcome, int64_t num_rows) {
+bool predict(StrategyInstance& strategy, const EvaluationData& data, const Progress& place, const Events& events,
+             Predictions& predictions) {
+  return for_each_batch(strategy, data, place, events, [&](StepOutcome outcome, int64_t num_rows) {
     predictions.add(here(strategy, std::move(outcome.outputs)).root(), num_rows);
   });
 }

@@ -3,11 +3,11 @@
 // One pass over a data set without gradients.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <string>
 
 #include "libstratagem/data/dataset.hpp"
+#include "libstratagem/loop/events.hpp"
 #include "libstratagem/loop/instance.hpp"
 #include "libstratagem/loop/predictions.hpp"
 
@@ -17,9 +17,6 @@ struct Evaluation {
   std::map<std::string, double> metrics;
   bool stopped = false;  // before the end: the metrics are of a part only
 };
-
-/// `go_on(batches done, batches)` is asked after each batch.
-using GoOn = std::function<bool(int64_t, int64_t)>;
 
 /// The first `num_batches` batches of a data set, in its order.
 struct EvaluationData {
@@ -33,14 +30,14 @@ struct EvaluationData {
         num_batches(limit.of(stratagem::num_batches(data.num_samples(), batch_size))) {}
 };
 
-/// `stage` is STG_STAGE_VALIDATE or STG_STAGE_TEST.
-Evaluation evaluate(StrategyInstance& strategy, const EvaluationData& data, uint64_t stage, int64_t global_step,
-                    const GoOn& go_on);
+/// `place` says the stage (STG_STAGE_VALIDATE or STG_STAGE_TEST), and where the run is; batches are counted here.
+Evaluation evaluate(StrategyInstance& strategy, const EvaluationData& data, const Progress& place, const Events& events);
 
 /// Validation in the middle of training, which leaves no trace: what the model has drawn and counted in it is put back.
-Evaluation validate_aside(StrategyInstance& strategy, const EvaluationData& data, int64_t global_step, const GoOn& go_on);
+Evaluation validate_aside(StrategyInstance& strategy, const EvaluationData& data, const Progress& place, const Events& events);
 
 /// Returns whether it was stopped before the end.
-bool predict(StrategyInstance& strategy, const EvaluationData& data, const GoOn& go_on, Predictions& predictions);
+bool predict(StrategyInstance& strategy, const EvaluationData& data, const Progress& place, const Events& events,
+             Predictions& predictions);
 
 }  // namespace stratagem

@@ -63,7 +63,7 @@ struct Events {
   std::function<void(const Progress&)> batch_start;
   std::function<void(const Progress&, const stg_value& outputs)> batch_end;
   std::function<void(int64_t step, const Json& strategy, const Error* error)> swap;  // error: null, or why the old one goes on
-  Requests* requests = nullptr;  // lifetime: the session
+  Requests* requests = nullptr;                                                      // lifetime: the session
 
   bool stop_requested() const { return requests != nullptr && requests->stop.load(std::memory_order_relaxed); }
 };

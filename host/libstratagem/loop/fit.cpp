@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "base/structs.hpp"
 #include "libstratagem/data/permutation.hpp"
@@ -137,12 +136,8 @@ FitResult FitLoop::finish() {
 void FitLoop::tick() { position_.seconds = seconds_before_ + ms_since(begin_) / 1000; }
 
 void FitLoop::open_epoch() {
-  std::vector<int64_t> order(static_cast<size_t>(train_.num_samples()));
-  if (config_.train->shuffle) {
-    order = permutation(train_.num_samples(), config_.seed, position_.epoch);
-  } else {
-    std::iota(order.begin(), order.end(), 0);
-  }
+  std::optional<std::vector<int64_t>> order;
+  if (config_.train->shuffle) order = permutation(train_.num_samples(), config_.seed, position_.epoch);
   stream_.emplace(train_, std::move(order), config_.train->batch_size, position_.batch,
                   num_train_batches(config_, train_.num_samples()));
 }
@@ -159,7 +154,7 @@ std::optional<FitLoop::Ended> FitLoop::train_window() {
     after_update();
   }
   if (updated && loss_.num_kept() >= max_kept_losses) loss_.flush(0);
-  report(STG_STAGE_FIT, position_.batch, total);
+  if (events_.progress) events_.progress(progress(STG_STAGE_FIT, position_.batch, total));
   if (position_.batch == total) return Ended::epoch;
   if (updated && validation_is_due()) {
     position_.validation_pending = true;
@@ -177,21 +172,33 @@ std::optional<FitLoop::Ended> FitLoop::train_window() {
 bool FitLoop::update() {
   const stg_update_args args = update_args();
   last_update_ = sized<stg_update_result>();
-  window_ = static_cast<size_t>(
-      std::min(trainer_.accumulate_grad_batches, num_train_batches(config_, train_.num_samples()) - position_.batch));
+  const int64_t total = num_train_batches(config_, train_.num_samples());
+  window_ = static_cast<size_t>(std::min(trainer_.accumulate_grad_batches, total - position_.batch));
+  bool updated = false;
+  std::exception_ptr event_error;  // of the last batch: thrown when the position is where the weights are
   for (size_t i = 0; i < window_; ++i) {
     auto batch = stream_->next();
     if (!batch) throw internal("the reader ended before its last batch");
     const bool last = i + 1 == window_;
-    loss_.add(strategy_.train(std::move(*batch), {position_.batch, position_.step}, last ? &args : nullptr, last_update_));
+    if (events_.batch_start) events_.batch_start(progress(STG_STAGE_FIT, position_.batch, total));
+    StepOutcome outcome =
+        strategy_.train(std::move(*batch), {position_.batch, position_.step}, last ? &args : nullptr, last_update_);
     ++position_.batch;
+    updated = last && last_update_.outcome == STG_UPDATE_DONE;
+    if (updated) ++position_.step;
+    try {
+      if (events_.batch_end) events_.batch_end(progress(STG_STAGE_FIT, position_.batch, total), outcome.outputs.root());
+    } catch (...) {
+      if (!last) throw;
+      event_error = std::current_exception();
+    }
+    loss_.add(std::move(outcome));
   }
   tick();
+  if (updated) note_good();
+  if (event_error) std::rethrow_exception(event_error);
   count_skipped(last_update_.outcome);
-  if (last_update_.outcome != STG_UPDATE_DONE) return false;
-  ++position_.step;
-  note_good();
-  return true;
+  return updated;
 }
 
 stg_update_args FitLoop::update_args() const {
@@ -307,6 +314,7 @@ void FitLoop::save_after(const Error& error) {
   if (!checkpoints_ || !has_trained || (error.flags & STG_ERROR_INSTANCE_USABLE) == 0) return;
   const std::string what = concat("the weights after update ", good_.step);
   try {
+    strategy_.no_more_cancelling();
     position_ = good_;
     loss_.forget_after(num_good_losses_);
     if (save()) {
@@ -317,11 +325,8 @@ void FitLoop::save_after(const Error& error) {
   }
 }
 
-void FitLoop::report(uint64_t stage, int64_t batch, int64_t num_batches) const {
-  if (events_.progress) {
-    events_.progress(
-        {stage, position_.epoch, trainer_.max_epochs, batch, num_batches, position_.step, trainer_.max_steps, shown_loss_});
-  }
+Progress FitLoop::progress(uint64_t stage, int64_t batch, int64_t num_batches) const {
+  return {stage, position_.epoch, trainer_.max_epochs, batch, num_batches, position_.step, trainer_.max_steps, shown_loss_};
 }
 
 FitResult FitLoop::result() const {

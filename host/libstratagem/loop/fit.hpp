@@ -111,7 +111,7 @@ class FitLoop {
   void note_good();
   void save_after(const Error& error);
   std::string finished() const;
-  void report(uint64_t stage, int64_t batch, int64_t num_batches) const;
+  Progress progress(uint64_t stage, int64_t batch, int64_t num_batches) const;
   void count_skipped(uint64_t outcome);
   FitResult result() const;
 

@@ -45,8 +45,21 @@ void StrategyInstance::call_wanted(Function* function, const char* name, Argumen
   }
 }
 
-StrategyInstance::StrategyInstance(const stg_strategy_factory& factory, const Json& config, const stg_host* host)
-    : name_(text_of(factory.name)), api_(read_table(factory.api, STG_STRATEGY_API_MIN_SIZE, "the strategy's table")) {
+stg_call StrategyInstance::call_args() const {
+  auto args = sized<stg_call>();
+  if (cancel_ == nullptr) return args;
+  if (cancel_->load() != 0) throw Error(STG_CANCELLED, "the run is cancelled");
+  static_assert(sizeof *cancel_ == sizeof *args.cancel && std::atomic<uint32_t>::is_always_lock_free);
+  args.cancel = reinterpret_cast<const uint32_t*>(cancel_);
+  return args;
+}
+
+StrategyInstance::StrategyInstance(const stg_strategy_factory& factory, const Json& config, const stg_host* host,
+                                   const std::atomic<uint32_t>* cancel, uint64_t flags)
+    : name_(text_of(factory.name)),
+      table_(factory.api),
+      api_(read_table(factory.api, STG_STRATEGY_API_MIN_SIZE, "the strategy's table")),
+      cancel_(cancel) {
   if (api_.create == nullptr || api_.destroy == nullptr) {
     throw failed_precondition("the strategy \"", name_, "\" has no create or no destroy in its table");
   }
@@ -54,6 +67,7 @@ StrategyInstance::StrategyInstance(const stg_strategy_factory& factory, const Js
   auto args = sized<stg_create_args>();
   args.config_json = to_abi(text);
   args.host = host;
+  args.flags = flags;
   stg_strategy* instance = nullptr;
   check(api_.create(&args, &instance));
   instance_ = std::shared_ptr<stg_strategy>(instance, api_.destroy);
@@ -63,7 +77,8 @@ void StrategyInstance::setup(const stg_model* model, uint64_t stage) {
   auto args = sized<stg_setup_args>();
   args.model = model;
   args.stage = stage;
-  call(api_.setup, "setup", nullptr, &args);
+  const stg_call how = call_args();
+  call(api_.setup, "setup", &how, &args);
 }
 
 std::vector<std::string> StrategyInstance::devices() const {
@@ -82,13 +97,14 @@ StepOutcome StrategyInstance::train(Tree batch, StepPlace place, const stg_updat
   stg_step_args args = step_args(batch, place);
   args.update = update;
   args.flags = update == nullptr ? 0 : STG_BATCH_LAST_MICRO_BATCH;
+  const stg_call how = call_args();
   if (!has_train_batch_.has_value()) {
     // Lent, not moved: a plugin that answers "unimplemented" must leave us the batch for the other way.
     Tree lent = Tree::view(batch.root());
     args.batch = lent.argument();
     auto outcome = sized<stg_step_result>();
     const ErrorPtr error(api_.train_batch == nullptr ? to_abi(unimplemented("train_batch"))
-                                                     : api_.train_batch(instance_.get(), nullptr, &args, &outcome, &result));
+                                                     : api_.train_batch(instance_.get(), &how, &args, &outcome, &result));
     has_train_batch_ = !is_unimplemented(error);
     if (*has_train_batch_) {
       check(const_cast<ErrorPtr&>(error).release());
@@ -98,43 +114,47 @@ StepOutcome StrategyInstance::train(Tree batch, StepPlace place, const stg_updat
   }
   if (!*has_train_batch_) return train_in_three_calls(args, update, result);
   auto outcome = sized<stg_step_result>();
-  call(api_.train_batch, "train_batch", nullptr, &args, &outcome, &result);
+  call(api_.train_batch, "train_batch", &how, &args, &outcome, &result);
   return take_outcome(outcome);
 }
 
 StepOutcome StrategyInstance::train_in_three_calls(stg_step_args args, const stg_update_args* update, stg_update_result& result) {
   args.update = nullptr;
+  const stg_call how = call_args();
   auto step = sized<stg_step_result>();
-  call(api_.training_step, "training_step", nullptr, &args, &step);
+  call(api_.training_step, "training_step", &how, &args, &step);
   StepOutcome outcome = take_outcome(step);
-  call(api_.backward, "backward", nullptr, args.flags);
-  if (update != nullptr) call(api_.optimizer_step, "optimizer_step", nullptr, update, &result);
+  call(api_.backward, "backward", &how, args.flags);
+  if (update != nullptr) call(api_.optimizer_step, "optimizer_step", &how, update, &result);
   return outcome;
 }
 
 StepOutcome StrategyInstance::evaluate(Tree batch, StepPlace place, uint64_t stage) {
   const stg_step_args args = step_args(batch, place);
+  const stg_call how = call_args();
   auto outcome = sized<stg_step_result>();
   if (stage == STG_STAGE_VALIDATE) {
-    call_wanted(api_.validation_step, "validation_step", nullptr, &args, &outcome);
+    call_wanted(api_.validation_step, "validation_step", &how, &args, &outcome);
   } else if (stage == STG_STAGE_TEST) {
-    call_wanted(api_.test_step, "test_step", nullptr, &args, &outcome);
+    call_wanted(api_.test_step, "test_step", &how, &args, &outcome);
   } else {
-    call_wanted(api_.predict_step, "predict_step", nullptr, &args, &outcome);
+    call_wanted(api_.predict_step, "predict_step", &how, &args, &outcome);
   }
   return take_outcome(outcome);
 }
 
 Tree StrategyInstance::to_host(Tree tree) {
+  const stg_call how = call_args();
   stg_tree out{};
-  call(api_.to_host, "to_host", nullptr, tree.argument(), &out);
+  call(api_.to_host, "to_host", &how, tree.argument(), &out);
   return Tree(out);
 }
 
 bool StrategyInstance::decide(bool own, uint32_t mode) {
   if (api_.reduce_boolean_decision == nullptr) return own;
+  const stg_call how = call_args();
   uint32_t decision = own ? 1 : 0;
-  ErrorPtr error(api_.reduce_boolean_decision(instance_.get(), nullptr, decision, mode, &decision));
+  ErrorPtr error(api_.reduce_boolean_decision(instance_.get(), &how, decision, mode, &decision));
   if (is_unimplemented(error)) return own;
   check(error.release());
   return decision != 0;

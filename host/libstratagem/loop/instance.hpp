@@ -6,6 +6,7 @@
 
 #include <stratagem/strategy.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,8 +34,16 @@ struct StepPlace {
 
 class StrategyInstance {
  public:
-  /// Creates it. `host` may be null and must outlive everything that the instance gives out.
-  StrategyInstance(const stg_strategy_factory& factory, const Json& config, const stg_host* host);
+  /// Creates it. `host` may be null and must outlive everything that the instance gives out. `cancel` is the flag of its calls (stg_call),
+  /// `flags` are STG_CREATE_*.
+  StrategyInstance(const stg_strategy_factory& factory, const Json& config, const stg_host* host,
+                   const std::atomic<uint32_t>* cancel = nullptr, uint64_t flags = 0);
+
+  /// The plugin's own table, and its instance.
+  const stg_strategy_api* table() const { return table_; }
+  stg_strategy* handle() const { return instance_.get(); }
+  /// For what is to be saved after a run was cancelled.
+  void no_more_cancelling() { cancel_ = nullptr; }
 
   const std::string& name() const { return name_; }
   void setup(const stg_model* model, uint64_t stage);
@@ -66,9 +75,13 @@ class StrategyInstance {
   /// The same for a member that a strategy may lack where the command or the config needs it: says whose member it is.
   template <class Function, class... Arguments>
   void call_wanted(Function* function, const char* name, Arguments... arguments) const;
+  /// What a call is told: the flag. Throws CANCELLED where it is set already, for plugins that don't look at it.
+  stg_call call_args() const;
 
   std::string name_;
+  const stg_strategy_api* table_;
   stg_strategy_api api_;
+  const std::atomic<uint32_t>* cancel_;
   std::shared_ptr<stg_strategy> instance_;
   std::optional<bool> has_train_batch_;  // known after the first batch
 };

@@ -47,7 +47,8 @@ bool is_plain_file(const fs::path& path) { return fs::symlink_status(path).type(
 
 }  // namespace
 
-std::string metrics_line(int64_t step, int64_t epoch, const std::string& stage, const nlohmann::ordered_json& values, double time_s) {
+std::string metrics_line(int64_t step, int64_t epoch, const std::string& stage, const nlohmann::ordered_json& values,
+                         double time_s) {
   nlohmann::ordered_json line = {{"step", step}, {"epoch", epoch}, {"stage", stage}};
   for (const auto& [name, value] : values.items()) {
     // A model's metric may have the name of one of ours.

@@ -15,7 +15,8 @@
 namespace stratagem {
 
 /// The line without its newline.
-std::string metrics_line(int64_t step, int64_t epoch, const std::string& stage, const nlohmann::ordered_json& values, double time_s);
+std::string metrics_line(int64_t step, int64_t epoch, const std::string& stage, const nlohmann::ordered_json& values,
+                         double time_s);
 
 class MetricsFile {
  public:

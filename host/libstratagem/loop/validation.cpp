@@ -50,12 +50,8 @@ std::optional<Evaluation> FitLoop::run_validation(int64_t num_batches) {
   if (events_.stop_requested()) return std::nullopt;
   EvaluationData data = *validation_data_;
   data.num_batches = num_batches;
-  const auto go_on = [&](int64_t done, int64_t total) {
-    report(STG_STAGE_VALIDATE, done, total);
-    return !events_.stop_requested();
-  };
   try {
-    Evaluation evaluation = validate_aside(strategy_, data, position_.step, go_on);
+    Evaluation evaluation = validate_aside(strategy_, data, progress(STG_STAGE_VALIDATE, 0, num_batches), events_);
     return evaluation.stopped ? std::nullopt : std::optional(std::move(evaluation));
   } catch (Error& error) {
     if (error.code == STG_UNIMPLEMENTED)

@@ -135,7 +135,7 @@ const Plugin& load(const fs::path& path) {
   boost::dll::shared_library& library = open(path);
   const stg_plugin* address = probe(path, library, file.note);
   remember_libtorch(path, file.note);
-  return *new Plugin{path, file.note, read_plugin_table(file, address)};
+  return *new Plugin{path, file.note, read_plugin_table(file, address), address};
 }
 
 template <class Factory>

@@ -19,7 +19,8 @@ namespace stratagem {
 struct Plugin {
   std::filesystem::path path;
   Json note;
-  stg_plugin table{};  // slots that the plugin's headers lack are null
+  stg_plugin table{};                   // slots that the plugin's headers lack are null
+  const stg_plugin* address = nullptr;  // the plugin's own
 };
 
 /// Loads the file, once per process. Throws Error{FAILED_PRECONDITION} with the file and the reason: not ELF, no plugin, another ABI,
