@@ -34,16 +34,6 @@ const Plugin& plugin_of(Offer offer, const LibraryConfig& config, const Catalogu
   return load_plugin(config.path ? *config.path : catalogue.find(offer, config.name).path);
 }
 
-/// A strategy says which kinds of device it can use; a config that wants another one lacks a device, not a key.
-void check_accelerator(const stg_strategy_factory& factory, const Json& config) {
-  const std::string wanted = config.value("accelerator", "auto");
-  if (wanted == "auto") return;
-  const std::vector<std::string> kinds = device_kinds(factory);
-  if (std::find(kinds.begin(), kinds.end(), wanted) != kinds.end()) return;
-  throw Error(STG_UNAVAILABLE, concat("/strategy/accelerator is \"", wanted, "\", which the strategy \"", text_of(factory.name),
-                                      "\" can't use here; it can use ", join(kinds)));
-}
-
 /// Runs `body`; what an error in it means is said by `codes`: {code, code as which it leaves}.
 template <class Body>
 auto with_codes(std::initializer_list<std::pair<uint32_t, uint32_t>> codes, const std::string& context, Body body) {
@@ -75,6 +65,21 @@ const stg_model_factory& load_model(const LibraryConfig& config, const Catalogue
   return find_model(plugin_of(Offer::model, config, catalogue), config.name);
 }
 
+/// A strategy says which kinds of device it can use; a config that wants another one lacks a device, not a key.
+void check_accelerator(const stg_strategy_factory& factory, const Json& config) {
+  const std::string wanted = config.value("accelerator", "auto");
+  if (wanted == "auto") return;
+  const std::vector<std::string> kinds = device_kinds(factory);
+  if (std::find(kinds.begin(), kinds.end(), wanted) != kinds.end()) return;
+  throw Error(STG_UNAVAILABLE, concat("/strategy/accelerator is \"", wanted, "\", which the strategy \"", text_of(factory.name),
+                                      "\" can't use here; it can use ", join(kinds)));
+}
+
+void check_options(const char* key, stg_string name, stg_string schema, const Json& options, Problems& problems) {
+  const std::string owner = concat(" by the ", key, " \"", text_of(name), "\"");
+  check_schema(options_schema(schema, owner), options, concat("/", key, "/options"), owner, problems);
+}
+
 HostServices::HostServices(std::function<void(uint32_t, const std::string&)> log)
     : log_(std::move(log)), table_(sized<stg_host>()) {
   table_.self = this;
@@ -93,11 +98,18 @@ Session::Session(SessionRequest request)
   model_ = std::move(request.model);
   if (command_ == Command::predict && !own_loop_) prepare_predictions(request.output);
   if (!events_.log) events_.log = [](uint32_t, const std::string&) {};
-  load_plugins(request.config);
+  given_ = std::move(request.config);
+  load_plugins(given_);
+  given_.json = nullptr;
   if (!own_loop_) read_data();
-  create_strategy();
+  check_accelerator(*strategy_factory_, config_.json["strategy"]);
+  strategy_.emplace(create_strategy(config_, *strategy_factory_));
+  model_ = create_model();
+  set_up(*strategy_, model_.get(), {});
   if (!request.checkpoint.empty()) load_checkpoint(request.checkpoint);
-  if (command_ == Command::fit && !own_loop_) prepare_outputs();
+  if (command_ != Command::fit || own_loop_) return;
+  prepare_outputs();
+  warn_of_planned_swaps();
 }
 
 /// Known before anything is loaded, since it is what was typed last.
@@ -124,9 +136,7 @@ void Session::load_plugins(const ConfigText& text) {
     const size_t num_before = problems.all().size();
     try {
       factory = &load_factory(library, catalogue);
-      const std::string owner = concat(" by the ", key, " \"", text_of(factory->name), "\"");
-      check_schema(options_schema(factory->options_schema, owner), library.options, concat("/", key, "/options"), owner,
-                   problems);
+      check_options(key, factory->name, factory->options_schema, library.options, problems);
     } catch (const Error& error) {
       const bool wrong_name = error.code == STG_INVALID_ARGUMENT && !library.name.empty();
       problems.add(wrong_name ? concat("/", key, "/name") : library.pointer, error.message);
@@ -204,37 +214,44 @@ void Session::check_limits() const {
         evaluation_limit(), evaluation_, evaluation_config());
 }
 
-void Session::create_strategy() {
-  check_accelerator(*strategy_factory_, config_.json["strategy"]);
-  if (caller_thread_only_ && (strategy_factory_->capabilities & STG_CAPABILITY_CALLER_THREAD_ONLY) == 0) {
-    throw failed_precondition("the strategy \"", text_of(strategy_factory_->name),
-                              "\" can't run everything on the caller's thread, ", "as STG_SESSION_CALLER_THREAD_ONLY wants it");
+StrategyInstance Session::create_strategy(const Config& config, const stg_strategy_factory& factory) const {
+  if (caller_thread_only_ && (factory.capabilities & STG_CAPABILITY_CALLER_THREAD_ONLY) == 0) {
+    throw failed_precondition("the strategy \"", text_of(factory.name), "\" can't run everything on the caller's thread, ",
+                              "as STG_SESSION_CALLER_THREAD_ONLY wants it");
   }
   // What a strategy doesn't find or can't have at creation is a device.
   const auto missing = {std::pair{STG_NOT_FOUND, STG_UNAVAILABLE}, std::pair{STG_FAILED_PRECONDITION, STG_UNAVAILABLE}};
-  const std::string name(text_of(strategy_factory_->name));
-  with_codes(missing, concat("strategy \"", name, "\""), [&] {
+  return with_codes(missing, concat("strategy \"", text_of(factory.name), "\""), [&] {
     try {
-      strategy_.emplace(*strategy_factory_, strategy_config(config_), services_.table(), &events_.requests->cancel,
-                        caller_thread_only_ ? STG_CREATE_CALLER_THREAD_ONLY : 0);
+      return StrategyInstance(factory, strategy_config(config), services_.table(), &events_.requests->cancel,
+                              caller_thread_only_ ? STG_CREATE_CALLER_THREAD_ONLY : 0);
     } catch (Error& error) {
       error.message = with_config_pointer(error.message);
       throw;
     }
   });
-  // Before any training, what a model's code throws is about the options that it was given.
-  const auto thrown = {std::pair{STG_UNKNOWN, STG_INVALID_ARGUMENT}, std::pair{STG_INTERNAL, STG_INVALID_ARGUMENT}};
-  if (model_ == nullptr)
-    with_codes(thrown, concat("model \"", text_of(model_factory_->name), "\""), [&] {
-      const std::string options = config_.model.options.dump();
-      const stg_model* model = nullptr;
-      check(model_factory_->create(to_abi(options), services_.table(), &model));
-      model_ = std::shared_ptr<const stg_model>(model, [](const stg_model* made) {
-        if (made->release != nullptr) made->release(made->self);
-      });
+}
+
+// Before any training, what a model's code throws is about the options that it was given.
+constexpr std::initializer_list<std::pair<uint32_t, uint32_t>> thrown_before_training = {{STG_UNKNOWN, STG_INVALID_ARGUMENT},
+                                                                                         {STG_INTERNAL, STG_INVALID_ARGUMENT}};
+
+/// A new one; the host's own is the same for all strategies.
+std::shared_ptr<const stg_model> Session::create_model() const {
+  if (model_factory_ == nullptr) return model_;
+  return with_codes(thrown_before_training, concat("model \"", text_of(model_factory_->name), "\""), [&] {
+    const std::string options = config_.model.options.dump();
+    const stg_model* model = nullptr;
+    check(model_factory_->create(to_abi(options), services_.table(), &model));
+    return std::shared_ptr<const stg_model>(model, [](const stg_model* made) {
+      if (made->release != nullptr) made->release(made->self);
     });
-  with_codes(thrown, concat("setting up the strategy \"", name, "\""),
-             [&] { strategy_->setup(model_.get(), stage_of(command_)); });
+  });
+}
+
+void Session::set_up(StrategyInstance& strategy, const stg_model* model, Tree state) const {
+  with_codes(thrown_before_training, concat("setting up the strategy \"", strategy.name(), "\""),
+             [&] { strategy.setup(model, stage_of(command_), std::move(state)); });
 }
 
 Json Session::load_first_whole(const std::vector<fs::path>& candidates) {
@@ -301,6 +318,7 @@ Json Session::run() {
   if (own_loop_)
     throw failed_precondition("this session was opened with STG_SESSION_OWN_LOOP: the program drives stg_session_strategy");
   if (has_run_) throw failed_precondition("this session has run; open another one");
+  if (loop_ && loop_->has_failed()) throw failed_precondition("this session's run has ended with an error; open another one");
   has_run_ = true;
   Json result = command_ == Command::fit ? fit() : command_ == Command::predict ? predict_once() : evaluate_once();
   result["strategy"] = text_of(strategy_factory_->name);
@@ -309,11 +327,8 @@ Json Session::run() {
 }
 
 Json Session::fit() {
-  const Dataset* validation = evaluation_ ? &*evaluation_ : nullptr;
-  if (config_.trainer.overfits && config_.validation) validation = &*train_;
-  FitLoop loop(config_, *strategy_, *train_, validation, resume_, events_);
-  loop.begin();
-  while (!loop.is_over()) loop.advance();
+  FitLoop& loop = begun_loop();
+  while (!loop.is_over()) advance();
   const FitResult fit = loop.finish();
   const auto text_or_null = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
   Json result = {{"steps", fit.steps},

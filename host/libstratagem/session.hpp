@@ -47,10 +47,17 @@ class Session {
  public:
   explicit Session(SessionRequest request);
 
-  /// Runs once and returns the result as JSON.
+  /// Runs once and returns the result as JSON; of a fit, what `step` has left.
   Json run();
   /// The one that is set up now.
   const StrategyInstance& strategy() const { return *strategy_; }
+  /// So many updates of a fit. Returns whether it is over.
+  bool step(uint64_t num_updates);
+
+  /// Exchanges the strategy now. `strategy` is what stands in a config; on an error the old one goes on.
+  void swap(const std::string& strategy);
+  /// The same before the next update, from any thread. Throws where the text is wrong.
+  void request_swap(const std::string& strategy);
 
  private:
   void load_plugins(const ConfigText& text);
@@ -61,7 +68,20 @@ class Session {
   const std::optional<DatasetConfig>& evaluation_config() const;
   const BatchLimit& evaluation_limit() const;
   EvaluationData evaluation_data() const;
-  void create_strategy();
+  StrategyInstance create_strategy(const Config& config, const stg_strategy_factory& factory) const;
+  std::shared_ptr<const stg_model> create_model() const;
+  void set_up(StrategyInstance& strategy, const stg_model* model, Tree state) const;
+  // What goes on between two updates: in swap.cpp.
+  FitLoop& begun_loop();
+  void advance();
+  void swap_if_asked();
+  void warn_of_planned_swaps() const;
+  Json parsed_strategy(const std::string& text) const;
+  const stg_strategy_factory& wanted_strategy(const Json& strategy, Config& config) const;
+  std::optional<Error> try_swap(const Json& strategy);
+  void exchange_strategy(const Json& strategy);
+  void exchange_through_host(StrategyInstance& next, const stg_model* model, const Error& reason);
+  void reload();
   void load_checkpoint(const std::string& given);
   Json load_first_whole(const std::vector<std::filesystem::path>& candidates);
   void prepare_outputs() const;
@@ -76,6 +96,7 @@ class Session {
   bool own_loop_;
   bool caller_thread_only_;
   DataSources sources_;
+  ConfigText given_;  // but its JSON
   Config config_;
   std::optional<Dataset> train_, evaluation_;
   // Services and model outlive the instance that was made with them.
@@ -86,6 +107,7 @@ class Session {
   std::optional<StrategyInstance> strategy_;
   std::filesystem::path checkpoint_, output_;
   std::optional<Resume> resume_;
+  std::optional<FitLoop> loop_;
   bool has_run_ = false;
 };
 
@@ -94,5 +116,10 @@ std::vector<std::string> device_kinds(const stg_strategy_factory& factory);
 /// Loads the plugin that a part of the config names, and its factory.
 const stg_strategy_factory& load_strategy(const LibraryConfig& config, const Catalogue& catalogue);
 const stg_model_factory& load_model(const LibraryConfig& config, const Catalogue& catalogue);
+
+/// Checks the options of a strategy or a model (`key`) by its own schema.
+void check_options(const char* key, stg_string name, stg_string schema, const Json& options, Problems& problems);
+/// Throws UNAVAILABLE where the strategy can't use the accelerator that it is to have.
+void check_accelerator(const stg_strategy_factory& factory, const Json& strategy);
 
 }  // namespace stratagem

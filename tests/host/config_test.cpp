@@ -146,7 +146,7 @@ TEST_CASE("An unknown key is answered with the nearest and the known ones") {
   CHECK(
       problems_with("optimzer.lr=1") ==
       "/optimzer: unknown key; did you mean \"optimizer\"? Available: $schema, checkpoint, data, deterministic, early_stopping, "
-      "metrics, model, optimizer, plugin_path, precision, scheduler, seed, strategy, threads, trainer\n");
+      "metrics, model, optimizer, plugin_path, precision, scheduler, seed, strategy, swap, threads, trainer\n");
   CHECK(problems_with("strategy.device=2") ==
         "/strategy/device: unknown key; did you mean \"devices\"? Available: accelerator, devices, name, options, path\n");
   CHECK(problems_with("early_stopping={\"monitor\":\"train_loss\",\"patient\":1}") ==

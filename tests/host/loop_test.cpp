@@ -140,7 +140,7 @@ TEST_CASE("A weighted mean counts what each value stands for and doesn't read wh
 
 TEST_CASE("A metrics line is strict JSON: what is not finite is null, and no name takes the place of ours") {
   const std::string line =
-      metrics_line(3, 1, "fit", {{"loss", not_a_number}, {"lr", 0.1}, {"norm", INFINITY}, {"step", 7}, {"time", 8}}, 12.5);
+      metrics_line(3, 1, "fit", {{"loss", not_a_number}, {"lr", 0.1}, {"norm", INFINITY}, {"step", 7.0}, {"time", 8.0}}, 12.5);
   CHECK(line ==
         R"({"step":3,"epoch":1,"stage":"fit","loss":null,"lr":0.1,"norm":null,"model/step":7.0,"model/time":8.0,"time":12.5})");
 }

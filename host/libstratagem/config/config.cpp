@@ -57,7 +57,9 @@ class Reader {
     config.json = text_.json;
     config.source = text_.source;
     read_plugin_path(config);
-    config.strategy = read_library("strategy");
+    root_.read("strategy", config.own_strategy);
+    config.strategy = read_strategy();
+    read_swaps(config);
     config.model = read_model();
     root_.read("seed", config.seed);
     read_optimizer(config);
@@ -69,6 +71,8 @@ class Reader {
     apply_overfit_batches(config);
     return config;
   }
+
+  LibraryConfig read_strategy() { return read_library("strategy"); }
 
  private:
   fs::path path(const std::string& value, const std::string& pointer) {
@@ -97,6 +101,22 @@ class Reader {
       library.path = path(std::exchange(library.name, {}), library.pointer);
     }
     return library;
+  }
+
+  void read_swaps(Config& config) {
+    std::vector<Json> swaps;
+    root_.read("swap", swaps);
+    for (const Json& swap : swaps) {
+      SwapConfig read;
+      const Section section(swap);
+      section.read("at_step", read.at_step);
+      section.read("strategy", read.strategy);
+      const std::string pointer = concat("/swap/", config.swaps.size(), "/at_step");
+      if (!config.swaps.empty() && read.at_step <= config.swaps.back().at_step) {
+        problems_.add(pointer, concat(read.at_step, " must be after the swap before it, at ", config.swaps.back().at_step));
+      }
+      config.swaps.push_back(std::move(read));
+    }
   }
 
   LibraryConfig read_model() {
@@ -421,7 +441,7 @@ ConfigText read_config_file(const fs::path& file, const std::vector<std::string>
   std::ostringstream content;
   content << in.rdbuf();
   ConfigText text{parse_json(content.str(), absolute.string(), {.allow_comments = true}), absolute.parent_path(),
-                  absolute.string()};
+                  absolute.string(), absolute, overrides};
   apply(text, overrides);
   return text;
 }
@@ -436,6 +456,17 @@ Config check_config(const ConfigText& text, Command command, Problems& problems,
   static const Json schema = Json::parse(config_schema_text());
   check_schema(schema, text.json, "", "", problems);
   return Reader(text, command, problems, own_loop).read();
+}
+
+LibraryConfig check_strategy(const Json& strategy, const fs::path& folder, Problems& problems) {
+  static const Json schema = [] {
+    Json lone = Json::parse(config_schema_text());
+    lone["required"] = {"strategy"};
+    return lone;
+  }();
+  const ConfigText text{{{"strategy", strategy}}, folder, ""};
+  check_schema(schema, text.json, "", "", problems);
+  return Reader(text, Command::fit, problems).read_strategy();
 }
 
 Json strategy_config(const Config& config) {

@@ -105,11 +105,19 @@ struct LibraryConfig {
   bool is_host = false;  // a model that the program hands over
 };
 
+/// A strategy that takes the place of the one before.
+struct SwapConfig {
+  int64_t at_step = 0;  // after so many updates
+  Json strategy;        // as "strategy" is given
+};
+
 struct Config {
-  Json json;           // as given, overrides applied, nulls dropped
+  Json json;           // as given, overrides applied, nulls dropped; "strategy" is the one in force
+  Json own_strategy;   // "strategy" as given
   std::string source;  // names it in messages: the file's absolute path
   std::vector<std::filesystem::path> plugin_path;
   LibraryConfig strategy;
+  std::vector<SwapConfig> swaps;
   LibraryConfig model;
   uint64_t seed = 0;
   double lr = 0;
@@ -126,6 +134,8 @@ struct ConfigText {
   Json json;
   std::filesystem::path folder;
   std::string source;
+  std::optional<std::filesystem::path> file = {};  // what it was read from, and what was set on top
+  std::vector<std::string> overrides = {};
 };
 ConfigText read_config_file(const std::filesystem::path& file, const std::vector<std::string>& overrides);
 ConfigText read_config_text(const std::string& text, const std::filesystem::path& folder,
@@ -140,6 +150,9 @@ enum class Command { fit, validate, test, predict };
 /// Checks all that can be checked without plugins and returns what could be read; look at it only where `problems` stays empty. With
 /// `own_loop`, the host's, what only our loop needs may be missing, and data is not looked at.
 Config check_config(const ConfigText& text, Command command, Problems& problems, bool own_loop = false);
+
+/// Checks what is to stand as "strategy".
+LibraryConfig check_strategy(const Json& strategy, const std::filesystem::path& folder, Problems& problems);
 
 /// What `create` of a strategy is given.
 Json strategy_config(const Config& config);

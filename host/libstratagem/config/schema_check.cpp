@@ -94,8 +94,8 @@ std::vector<std::string> keys_of(const Json& object) {
 }
 
 /// Unknown and missing keys of an object. Returns whether any was found.
-bool explain_keys(const Json& schema, const Json& value, const std::string& pointer, const std::string& owner,
-                  Problems& problems) {
+bool explain_keys(const Json& schema, const Json& root, const Json& value, const std::string& pointer,
+                  const std::string& owner, Problems& problems) {
   const size_t before = problems.all().size();
   const Json properties = schema.value("properties", Json::object());
   if (schema.contains("additionalProperties") && schema["additionalProperties"] == false) {
@@ -107,8 +107,8 @@ bool explain_keys(const Json& schema, const Json& value, const std::string& poin
   for (const Json& key : schema.value("required", Json::array())) {
     const auto name = key.get<std::string>();
     if (value.contains(name)) continue;
-    const std::string is =
-        properties.contains(name) && properties[name].contains("type") ? ", " + type_words(properties[name]["type"]) + "," : "";
+    const Json of_key = properties.contains(name) ? resolve(properties[name], root) : Json::object();
+    const std::string is = of_key.contains("type") ? concat(", ", type_words(of_key["type"]), ",") : "";
     problems.add(pointer_to(pointer, name), concat("this key", is, " is required", owner));
   }
   return problems.all().size() != before;
@@ -137,7 +137,7 @@ void explain(const Json& root, const Json& value, const Keys& keys, const std::s
     pointer = pointer_to(pointer, key);
   }
   if (schema == nullptr) return problems.add(pointer, concat(shown(*place), ": ", description));
-  if (place->is_object() && explain_keys(*schema, *place, pointer, owner, problems)) return;
+  if (place->is_object() && explain_keys(*schema, root, *place, pointer, owner, problems)) return;
   // Valijson takes a number past int64 for a negative one.
   const bool too_large = place->is_number_unsigned() && place->get<uint64_t>() > std::numeric_limits<int64_t>::max();
   problems.add(pointer, concat(shown(*place), " is not allowed", owner, "; wanted: ", wanted(*schema, root),

@@ -95,12 +95,12 @@ void FitLoop::begin() {
   nothing_to_do_ = finished();
   if (!nothing_to_do_.empty()) return;
   const auto warn = [&](const std::string& text) { events_.log(STG_LOG_WARNING, text); };
-  if (config_.checkpoint)
-    checkpoints_.emplace(*config_.checkpoint, resumed_step_in(config_, resume_), warn, position_.checkpoints);
-  forget_lost_checkpoints();
-  metrics_.emplace(config_.metrics, resume_ ? std::optional(position_) : std::nullopt, events_.metrics);
-  begin_ = Clock::now();
   or_save([&] {
+    if (config_.checkpoint)
+      checkpoints_.emplace(*config_.checkpoint, resumed_step_in(config_, resume_), warn, position_.checkpoints);
+    forget_lost_checkpoints();
+    metrics_.emplace(config_.metrics, resume_ ? std::optional(position_) : std::nullopt, events_.metrics);
+    begin_ = Clock::now();
     if (try_validation()) return;
     interrupted_ = has_nothing_to_save_ = true;  // nothing is trained yet
   });
@@ -303,7 +303,7 @@ void FitLoop::before_swap() {
 }
 
 void FitLoop::after_swap(const Json& strategy, double seconds) {
-  or_save([&] { metrics_->write(position_, "swap", {{"strategy", strategy}, {"seconds", seconds}}); });
+  if (metrics_) or_save([&] { metrics_->write(position_, "swap", {{"strategy", strategy}, {"seconds", seconds}}); });
 }
 
 void FitLoop::note_planned_swap(int64_t at_step) { position_.planned_swap = good_.planned_swap = at_step; }

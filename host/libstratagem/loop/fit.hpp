@@ -83,6 +83,9 @@ class FitLoop {
   /// Of the config's swaps, whichever way they went.
   int64_t last_planned_swap() const { return position_.planned_swap; }
   void note_planned_swap(int64_t at_step);
+  /// The strategy is lost: the run is over.
+  void fail() { has_failed_ = true; }
+  bool has_failed() const { return has_failed_; }
 
  private:
   enum class Ended { epoch, limit, stop };

@@ -73,13 +73,16 @@ StrategyInstance::StrategyInstance(const stg_strategy_factory& factory, const Js
   instance_ = std::shared_ptr<stg_strategy>(instance, api_.destroy);
 }
 
-void StrategyInstance::setup(const stg_model* model, uint64_t stage) {
+void StrategyInstance::setup(const stg_model* model, uint64_t stage, Tree state) {
   auto args = sized<stg_setup_args>();
   args.model = model;
+  if (state.root().type != STG_NONE) args.state = state.argument();
   args.stage = stage;
   const stg_call how = call_args();
   call(api_.setup, "setup", &how, &args);
 }
+
+void StrategyInstance::teardown() { call(api_.teardown, "teardown", nullptr); }
 
 std::vector<std::string> StrategyInstance::devices() const {
   const stg_device* devices = nullptr;
@@ -199,6 +202,12 @@ bool StrategyInstance::put_back(Tree side_state) {
   if (is_unimplemented(error)) return false;
   check(error.release());
   return true;
+}
+
+Tree StrategyInstance::export_state(uint64_t flags) {
+  stg_tree state{};
+  call(api_.export_state, "export_state", nullptr, flags, &state);
+  return Tree(state);
 }
 
 void StrategyInstance::save(const std::string& folder, const Json& host_state) {

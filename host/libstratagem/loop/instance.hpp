@@ -46,7 +46,9 @@ class StrategyInstance {
   void no_more_cancelling() { cancel_ = nullptr; }
 
   const std::string& name() const { return name_; }
-  void setup(const stg_model* model, uint64_t stage);
+  /// With a state, that is what it begins from.
+  void setup(const stg_model* model, uint64_t stage, Tree state = {});
+  void teardown();
   std::vector<std::string> devices() const;
 
   /// One micro-batch. With `update` it is the last before an update, whose result goes to `result`.
@@ -64,6 +66,8 @@ class StrategyInstance {
   /// Returns false where the strategy can't.
   bool put_back(Tree side_state);
 
+  /// `flags`: STG_EXPORT_COPY, else views of this instance's memory.
+  Tree export_state(uint64_t flags);
   void save(const std::string& folder, const Json& host_state);
   /// Loads strictly and returns what save was given; null if the checkpoint brings none.
   Json load(const std::string& folder);

@@ -20,6 +20,8 @@ bool told_again(const std::string& line, const Position& position) {
     const Json json = Json::parse(line);
     const auto step = json.at("step").get<int64_t>();
     if (step != position.step) return step > position.step;
+    // A checkpoint is written before a swap that falls on its step.
+    if (json.at("stage") == "swap") return position.planned_swap < position.step;
     return json.at("stage") == "validate" && position.validation_pending;
   } catch (const Json::exception&) {
     return true;

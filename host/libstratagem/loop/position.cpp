@@ -105,6 +105,16 @@ std::optional<CheckpointRecord> checkpoint_record(const Json& state, const Posit
   return record;
 }
 
+/// A run goes on under the strategy that it had come to, unless the config has another plan now.
+void restore_strategy(const Json& state, const Config& config, Position& position) {
+  const Json planned = state.value("planned", Json());
+  if (planned.is_null() || planned.at("strategy") != config.own_strategy ||
+      planned.at("swap") != config.json.value("swap", Json()))
+    return;
+  position.planned_swap = planned.at("done").get<int64_t>();
+  if (const Json in_force = state.at("config").value("strategy", Json()); in_force != config.own_strategy) position.strategy = in_force;
+}
+
 std::string shown_or_absent(const Json& value) { return value.is_null() ? "absent" : shown(value); }
 
 }  // namespace
@@ -128,6 +138,8 @@ Json host_state(const Position& position, const Config& config, int64_t num_samp
           {"best", has_best ? to_json(position.best, *config.checkpoint->monitor) : Json(nullptr)},
           {"order", order_of_batches(config, num_samples)},
           {"updates", update_settings(config, num_samples)},
+          {"planned",
+           {{"strategy", config.own_strategy}, {"swap", config.json.value("swap", Json())}, {"done", position.planned_swap}}},
           {"config", config.json}};
 }
 
@@ -154,6 +166,9 @@ Position restore_position(const Json& state, const Config& config, int64_t num_s
     position.num_skipped = state.value("skipped_updates", int64_t{0});
     restore_monitors(state, config, position, warnings);
     position.checkpoints = checkpoint_record(state, position);
+    restore_strategy(state, config, position);
+    Config to_compare = config;
+    if (!position.strategy.is_null()) to_compare.strategy.options = position.strategy.value("options", Json::object());
     const bool within_epoch = position.batch != 0 && !position.epoch_is_whole;
     compare(state.at("order"), order_of_batches(config, num_samples),
             [&](const std::string& pointer, const Json& saved, const Json& now) {
@@ -166,7 +181,7 @@ Position restore_position(const Json& state, const Config& config, int64_t num_s
               }
               warnings.push_back(both + "; the config's is used");
             });
-    compare(state.at("updates"), update_settings(config, num_samples),
+    compare(state.at("updates"), update_settings(to_compare, num_samples),
             [&](const std::string& pointer, const Json& saved, const Json& now) {
               warnings.push_back(concat(pointer, " is ", shown_or_absent(saved), " in the checkpoint and ", shown_or_absent(now),
                                         " in the config; the config's is used from update ", position.step + 1, " on"));
