@@ -219,6 +219,14 @@ stg_error* stg_session_open(const stg_session_args* args, stg_session* out) {
   });
 }
 
+stg_error* stg_session_step(stg_session session, uint64_t num_updates, uint32_t* is_over) {
+  return guard([&] {
+    const SessionCall call(session);
+    const bool over = call->step(num_updates);
+    if (is_over != nullptr) *is_over = over ? 1 : 0;
+  });
+}
+
 stg_error* stg_session_run(stg_session session, stg_tree* result) {
   return guard([&] {
     const SessionCall call(session);
@@ -243,6 +251,17 @@ stg_error* stg_session_strategy(stg_session session, const stg_strategy_api** ap
     *api = call->strategy().table();
     *instance = call->strategy().handle();
   });
+}
+
+stg_error* stg_session_swap(stg_session session, stg_string strategy) {
+  return guard([&] {
+    const SessionCall call(session);
+    call->swap(strategy_of(std::string(text_of(strategy))));
+  });
+}
+
+stg_error* stg_session_request_swap(stg_session session, stg_string strategy) {
+  return guard([&] { request_swap(session, strategy_of(std::string(text_of(strategy)))); });
 }
 
 stg_error* stg_session_poll(stg_session session, uint64_t timeout_ns, stg_tree* event) {

@@ -118,6 +118,11 @@ void with_requests(stg_session handle, void (*ask)(Requests&)) noexcept {
   --slot.num_asking;
 }
 
+void request_swap(stg_session handle, Json strategy) {
+  const std::lock_guard lock(table_mutex);
+  open_slot(handle).session->request_swap(std::move(strategy));
+}
+
 void close_handle(stg_session handle) noexcept {
   Slot& slot = slot_of(handle);
   std::unique_ptr<Session> closed;

@@ -43,6 +43,9 @@ std::shared_ptr<Mailbox> mailbox_of(stg_session handle);
 /// Runs `ask` on the requests of a session that is open; else does nothing. Safe in a signal handler, if `ask` is.
 void with_requests(stg_session handle, void (*ask)(Requests&)) noexcept;
 
+/// Asks the session for a swap before its next update. Throws as SessionCall does for a wrong handle.
+void request_swap(stg_session handle, Json strategy);
+
 /// Closes the handle, and frees the session, or leaves that to the call that is going on. A closed one, and none at all, are allowed.
 void close_handle(stg_session handle) noexcept;
 

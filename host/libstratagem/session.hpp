@@ -54,10 +54,10 @@ class Session {
   /// So many updates of a fit. Returns whether it is over.
   bool step(uint64_t num_updates);
 
-  /// Exchanges the strategy now. `strategy` is what stands in a config; on an error the old one goes on.
-  void swap(const std::string& strategy);
-  /// The same before the next update, from any thread. Throws where the text is wrong.
-  void request_swap(const std::string& strategy);
+  /// Exchanges the strategy now; on an error the old one goes on.
+  void swap(const Json& strategy);
+  /// The same before the next update, from any thread.
+  void request_swap(Json strategy) const;
 
  private:
   void load_plugins(const ConfigText& text);
@@ -76,7 +76,7 @@ class Session {
   void advance();
   void swap_if_asked();
   void warn_of_planned_swaps() const;
-  Json parsed_strategy(const std::string& text) const;
+  void require_fit() const;
   const stg_strategy_factory& wanted_strategy(const Json& strategy, Config& config) const;
   std::optional<Error> try_swap(const Json& strategy);
   void exchange_strategy(const Json& strategy);
@@ -116,6 +116,9 @@ std::vector<std::string> device_kinds(const stg_strategy_factory& factory);
 /// Loads the plugin that a part of the config names, and its factory.
 const stg_strategy_factory& load_strategy(const LibraryConfig& config, const Catalogue& catalogue);
 const stg_model_factory& load_model(const LibraryConfig& config, const Catalogue& catalogue);
+
+/// A text that is to stand as a config's "strategy", checked as far as that goes without plugins.
+Json strategy_of(const std::string& text);
 
 /// Checks the options of a strategy or a model (`key`) by its own schema.
 void check_options(const char* key, stg_string name, stg_string schema, const Json& options, Problems& problems);

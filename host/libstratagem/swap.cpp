@@ -36,7 +36,8 @@ bool is_on_accelerator(const StrategyInstance& strategy) {
 // ---- steps
 
 FitLoop& Session::begun_loop() {
-  if (command_ != Command::fit) throw failed_precondition("this session is not for fit: it has no updates");
+  require_fit();
+  if (own_loop_) throw failed_precondition("this session was opened with STG_SESSION_OWN_LOOP: it has no updates of its own");
   if (loop_ && loop_->has_failed()) throw failed_precondition("this session's run has ended with an error; open another one");
   if (loop_) return *loop_;
   const Dataset* validation = evaluation_ ? &*evaluation_ : nullptr;
@@ -70,7 +71,6 @@ void Session::swap_if_asked() {
     loop_->note_planned_swap(due->at_step);
     try_swap(due->strategy);
   }
-  if (events_.requests == nullptr) return;
   if (events_.requests->reload.exchange(false)) reload();
   if (const auto strategy = events_.requests->take_swap()) try_swap(*strategy);
 }
@@ -88,26 +88,28 @@ void Session::warn_of_planned_swaps() const {
   }
 }
 
-Json Session::parsed_strategy(const std::string& text) const {
-  if (command_ != Command::fit) throw failed_precondition("this session is not for fit: its strategy can't be swapped");
+Json strategy_of(const std::string& text) {
   Json strategy = parse_json(text, "the strategy", {.allow_comments = true});
   drop_nulls(strategy);
   Problems problems;
-  check_strategy(strategy, given_.folder, problems);
+  check_strategy(strategy, "/", problems);
   problems.raise("the strategy");
   return strategy;
 }
 
-void Session::swap(const std::string& strategy) {
-  const Json wanted = parsed_strategy(strategy);
-  if (has_run_ || (loop_ && loop_->is_over())) throw failed_precondition("this session's run is over; there is nothing to swap");
-  if (const auto error = try_swap(wanted)) throw *error;
+void Session::require_fit() const {
+  if (command_ != Command::fit) throw failed_precondition("this session is not for fit: it has no updates, and no swaps between them");
 }
 
-void Session::request_swap(const std::string& strategy) {
-  const Json wanted = parsed_strategy(strategy);
-  if (events_.requests == nullptr) throw failed_precondition("this session takes no requests");
-  events_.requests->swap_to(wanted);
+void Session::swap(const Json& strategy) {
+  require_fit();
+  if (has_run_ || (loop_ && loop_->is_over())) throw failed_precondition("this session's run is over; there is nothing to swap");
+  if (const auto error = try_swap(strategy)) throw *error;
+}
+
+void Session::request_swap(Json strategy) const {
+  require_fit();
+  events_.requests->swap_to(std::move(strategy));
 }
 
 void Session::reload() {

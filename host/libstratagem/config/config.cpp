@@ -466,7 +466,7 @@ LibraryConfig check_strategy(const Json& strategy, const fs::path& folder, Probl
   }();
   const ConfigText text{{{"strategy", strategy}}, folder, ""};
   check_schema(schema, text.json, "", "", problems);
-  return Reader(text, Command::fit, problems).read_strategy();
+  return Reader(text, Command::fit, problems, false).read_strategy();
 }
 
 Json strategy_config(const Config& config) {
