@@ -153,7 +153,7 @@ TEST_CASE("An unknown key is answered with the nearest and the known ones") {
         "/early_stopping/patient: unknown key; did you mean \"patience\"? Available: min_delta, mode, monitor, patience, "
         "stopping_threshold\n");
   CHECK(problems_with("data.train.zzzzzzzzzzz=2") ==
-        "/data/train/zzzzzzzzzzz: unknown key; Available: batch_size, format, inputs, limit, shuffle, targets\n");
+        "/data/train/zzzzzzzzzzz: unknown key; Available: batch_size, format, inputs, limit, shuffle, source, targets\n");
 }
 
 TEST_CASE("A missing part is named, as the command needs it") {

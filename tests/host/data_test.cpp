@@ -299,7 +299,7 @@ TEST_CASE("A stream gives every batch in order, the last one smaller, and can be
   write_samples(folder / "x.npy", {0, 1, 2, 3, 4});
   const Dataset data(dataset("npy", folder / "x.npy"));
   const auto batches_from = [&](int64_t first) {
-    BatchStream stream(data, {4, 3, 2, 1, 0}, 2, first);
+    BatchStream stream(data, std::vector<int64_t>{4, 3, 2, 1, 0}, 2, first);
     std::vector<std::vector<double>> batches;
     while (auto batch = stream.next()) batches.push_back(entry(*batch, "inputs"));
     CHECK(!stream.next());

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the built files must be, read from their ELF tables by readelf.
 
-usage: check_binaries.py --plugin FILE... --host FILE...
+usage: check_binaries.py --plugin FILE... --host FILE... --header FILE
   --plugin  exports exactly stg_plugin_probe, no STB_GNU_UNIQUE, nodelete, no executable stack, no text relocations
-  --host    needs no LibTorch, CUDA or NCCL; a shared library exports stg_ names only
+  --host    needs no LibTorch, CUDA, NCCL or logging library; a shared library exports exactly the functions of the header, versioned
 """
 import argparse
 import pathlib
@@ -22,7 +22,7 @@ def exported(path):
     for line in readelf("--dyn-syms", path).splitlines():
         fields = line.split()
         if len(fields) >= 8 and fields[0].rstrip(":").isdigit() and fields[6] not in ("UND", "ABS") and fields[4] in ("GLOBAL", "WEAK", "UNIQUE"):
-            yield fields[7].split("@")[0], fields[4]
+            yield fields[7], fields[4]
 
 
 def needed(path):
@@ -30,7 +30,7 @@ def needed(path):
 
 
 def plugin_problems(path):
-    names = list(exported(path))
+    names = [(name.split("@")[0], binding) for name, binding in exported(path)]
     if [name for name, _ in names] != ["stg_plugin_probe"]:
         yield f"exports {sorted(name for name, _ in names)[:5]}..., not just stg_plugin_probe"
     if any(binding == "UNIQUE" for _, binding in names):
@@ -44,23 +44,26 @@ def plugin_problems(path):
         yield "asks for an executable stack"
 
 
-def host_problems(path):
-    forbidden = [name for name in needed(path) if re.match(r"lib(torch|c10|cuda|cudart|nccl)", name)]
+def host_problems(path, header):
+    forbidden = [name for name in needed(path) if re.match(r"lib(torch|c10|cuda|cudart|nccl|spdlog|fmt|glog|log4|boost_log)", name)]
     if forbidden:
         yield f"needs {', '.join(forbidden)}"
     if ".so" in pathlib.Path(path).name:
-        other = [name for name, _ in exported(path) if not name.startswith("stg_")]
-        if other:
-            yield f"exports {len(other)} names that don't begin with stg_, such as {other[0]}"
+        declared = set(re.findall(r"^STG_API [^;(]*?\b(stg_\w+)\(", pathlib.Path(header).read_text(), re.MULTILINE))
+        names = [name for name, _ in exported(path)]
+        wanted = {f"{name}@@STRATAGEM_1" for name in declared}
+        if set(names) != wanted or not declared:
+            yield f"exports, against its header: too many {sorted(set(names) - wanted)}, too few {sorted(wanted - set(names))}"
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--plugin", nargs="*", default=[])
     parser.add_argument("--host", nargs="*", default=[])
+    parser.add_argument("--header")
     args = parser.parse_args()
     found = [f"{path} {problem}" for path in args.plugin for problem in plugin_problems(path)]
-    found += [f"{path} {problem}" for path in args.host for problem in host_problems(path)]
+    found += [f"{path} {problem}" for path in args.host for problem in host_problems(path, args.header)]
     print("\n".join(found) or f"{len(args.plugin) + len(args.host)} files are as they must be")
     return 1 if found or not args.plugin + args.host else 0
 

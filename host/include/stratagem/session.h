@@ -94,7 +94,7 @@ STG_ASSERT_SIZE(stg_data_source, 64);
 
 /* Flags of stg_session_args. */
 #define STG_SESSION_OWN_LOOP \
-  1u /* the host brings batches and drives the strategy (stg_session_strategy); no data is needed, nor read */
+  1u /* the host brings batches and drives the strategy (stg_session_strategy); no data is needed, nor read; no run */
 #define STG_SESSION_QUEUE_EVENTS 2u       /* events are kept for stg_session_poll, too */
 #define STG_SESSION_CALLER_THREAD_ONLY 4u /* STG_CREATE_CALLER_THREAD_ONLY: everything runs on the thread that is inside a call */
 
@@ -158,14 +158,18 @@ STG_API void stg_session_request_reload(stg_session session);
 /* Asks a run to end soon: it finishes its update and writes a checkpoint. Safe in a signal handler. [any] */
 STG_API void stg_session_request_stop(stg_session session);
 
-/* Asks a run to end now: the call of the strategy that is going on is given up and the run returns STG_CANCELLED, saved as of the last
- * update where the strategy is usable. Safe in a signal handler. [any] */
+/* Asks a run to end now: the call of the strategy that is going on is given up (stg_call.cancel; a step on the caller's own thread ends
+ * first) and the run returns STG_CANCELLED, saved as of the last update where the strategy is usable. Safe in a signal handler. [any] */
 STG_API void stg_session_cancel(stg_session session);
 
 /* The next event of a session opened with STG_SESSION_QUEUE_EVENTS, waited for at most `timeout_ns` nanoseconds; none (STG_NONE) if there was
- * none. One JSON object: {"event": "log", "level": 2, "message": ...}, {"event": "progress", ...}, {"event": "metrics", "line": {...}}, {"event":
- * "swap", "step": 10, "strategy": {...}, "error": null or {...}}. At most 4096 are kept: then progress is dropped first, the oldest of all
- * next, and {"event": "dropped", "count": n} says so. [any] */
+ * none. One JSON object, owned by the caller:
+ *   {"event": "log", "level": 2, "message": "..."}
+ *   {"event": "progress", "stage": 0, "epoch": 0, ...}   the members of stg_progress; "loss" is null before the first
+ *   {"event": "metrics", "line": {...}}
+ *   {"event": "swap", "step": 10, "strategy": {...}, "error": null}   or {"code": 5, "message": "..."}
+ *   {"event": "dropped", "count": 7}
+ * At most 4096 are kept: then progress is dropped first, the oldest of all next. [any] */
 STG_API stg_error *stg_session_poll(stg_session session, uint64_t timeout_ns, stg_tree *event);
 
 /* Ends a session: the handle is closed at once, for everyone. Where a call of the session is going on (in another thread, or around the event

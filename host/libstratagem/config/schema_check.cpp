@@ -94,8 +94,8 @@ std::vector<std::string> keys_of(const Json& object) {
 }
 
 /// Unknown and missing keys of an object. Returns whether any was found.
-bool explain_keys(const Json& schema, const Json& root, const Json& value, const std::string& pointer,
-                  const std::string& owner, Problems& problems) {
+bool explain_keys(const Json& schema, const Json& root, const Json& value, const std::string& pointer, const std::string& owner,
+                  Problems& problems) {
   const size_t before = problems.all().size();
   const Json properties = schema.value("properties", Json::object());
   if (schema.contains("additionalProperties") && schema["additionalProperties"] == false) {

@@ -112,7 +112,8 @@ void restore_strategy(const Json& state, const Config& config, Position& positio
       planned.at("swap") != config.json.value("swap", Json()))
     return;
   position.planned_swap = planned.at("done").get<int64_t>();
-  if (const Json in_force = state.at("config").value("strategy", Json()); in_force != config.own_strategy) position.strategy = in_force;
+  if (const Json in_force = state.at("config").value("strategy", Json()); in_force != config.own_strategy)
+    position.strategy = in_force;
 }
 
 std::string shown_or_absent(const Json& value) { return value.is_null() ? "absent" : shown(value); }
