@@ -66,7 +66,8 @@ void Session::advance() {
 
 void Session::swap_if_asked() {
   const auto& swaps = config_.swaps;
-  const auto due = std::find_if(swaps.rbegin(), swaps.rend(), [&](const SwapConfig& swap) { return swap.at_step <= loop_->step(); });
+  const auto due =
+      std::find_if(swaps.rbegin(), swaps.rend(), [&](const SwapConfig& swap) { return swap.at_step <= loop_->step(); });
   if (due != swaps.rend() && due->at_step > loop_->last_planned_swap()) {
     loop_->note_planned_swap(due->at_step);
     try_swap(due->strategy);
@@ -98,7 +99,8 @@ Json strategy_of(const std::string& text) {
 }
 
 void Session::require_fit() const {
-  if (command_ != Command::fit) throw failed_precondition("this session is not for fit: it has no updates, and no swaps between them");
+  if (command_ != Command::fit)
+    throw failed_precondition("this session is not for fit: it has no updates, and no swaps between them");
 }
 
 void Session::swap(const Json& strategy) {
@@ -217,8 +219,9 @@ void Session::exchange_through_host(StrategyInstance& next, const stg_model* mod
       set_up(*strategy_, model_.get(), copy_tree(state.root()));
     } catch (...) {
       const Error back = describe_exception(std::current_exception());
-      throw StrategyLost(back.code, concat("the strategy \"", next.name(), "\" can't be set up (", failure.message, "), and neither can \"",
-                                           strategy_->name(), "\" any more, which had made room for it: ", back.message));
+      throw StrategyLost(back.code,
+                         concat("the strategy \"", next.name(), "\" can't be set up (", failure.message, "), and neither can \"",
+                                strategy_->name(), "\" any more, which had made room for it: ", back.message));
     }
     throw failure;
   }

@@ -743,7 +743,7 @@ end
 const STG_DATA_SOURCE_MIN_SIZE = UInt32(64)
 
 # Flags of stg_session_args.
-const STG_SESSION_OWN_LOOP = UInt32(1) # the host brings batches and drives the strategy (stg_session_strategy); no data is needed, nor read
+const STG_SESSION_OWN_LOOP = UInt32(1) # the host brings batches and drives the strategy (stg_session_strategy); no data is needed, nor read; no run
 const STG_SESSION_QUEUE_EVENTS = UInt32(2) # events are kept for stg_session_poll, too
 const STG_SESSION_CALLER_THREAD_ONLY = UInt32(4) # STG_CREATE_CALLER_THREAD_ONLY: everything runs on the thread that is inside a call
 
@@ -805,14 +805,18 @@ const STG_SESSION_ARGS_MIN_SIZE = UInt32(104)
 # Asks a run to end soon: it finishes its update and writes a checkpoint. Safe in a signal handler. [any]
 # stg_session_request_stop(session::stg_session) -> Cvoid [any]
 
-# Asks a run to end now: the call of the strategy that is going on is given up and the run returns STG_CANCELLED, saved as of the last
-# update where the strategy is usable. Safe in a signal handler. [any]
+# Asks a run to end now: the call of the strategy that is going on is given up (stg_call.cancel; a step on the caller's own thread ends
+# first) and the run returns STG_CANCELLED, saved as of the last update where the strategy is usable. Safe in a signal handler. [any]
 # stg_session_cancel(session::stg_session) -> Cvoid [any]
 
 # The next event of a session opened with STG_SESSION_QUEUE_EVENTS, waited for at most `timeout_ns` nanoseconds; none (STG_NONE) if there was
-# none. One JSON object: {"event": "log", "level": 2, "message": ...}, {"event": "progress", ...}, {"event": "metrics", "line": {...}}, {"event":
-# "swap", "step": 10, "strategy": {...}, "error": null or {...}}. At most 4096 are kept: then progress is dropped first, the oldest of all
-# next, and {"event": "dropped", "count": n} says so. [any]
+# none. One JSON object, owned by the caller:
+#   {"event": "log", "level": 2, "message": "..."}
+#   {"event": "progress", "stage": 0, "epoch": 0, ...}   the members of stg_progress; "loss" is null before the first
+#   {"event": "metrics", "line": {...}}
+#   {"event": "swap", "step": 10, "strategy": {...}, "error": null}   or {"code": 5, "message": "..."}
+#   {"event": "dropped", "count": 7}
+# At most 4096 are kept: then progress is dropped first, the oldest of all next. [any]
 # stg_session_poll(session::stg_session, timeout_ns::UInt64, event::Ptr{stg_tree}) -> Ptr{stg_error} [any]
 
 # Ends a session: the handle is closed at once, for everyone. Where a call of the session is going on (in another thread, or around the event
