@@ -58,7 +58,7 @@ int report(const stg_error& error, int exit_code) {
   return exit_code;
 }
 
-// --- signals: the first one asks the run to stop, the second one ends at once.
+// --- signals: the first one asks the run to stop, the second one ends at once. SIGUSR1 has it read its config again.
 
 std::atomic<stg_session> running{0};
 std::atomic<int> caught{0};
@@ -71,22 +71,37 @@ void on_signal(int signal) {
   stg_session_request_stop(session);
 }
 
-/// While it lives, SIGINT and SIGTERM go to the session.
+std::atomic<bool> reload_waits{false};  // it came while the session was opened
+
+void on_reload_signal(int) {
+  const stg_session session = running.load();
+  session == 0 ? void(reload_waits = true) : stg_session_request_reload(session);
+}
+
+/// While it lives, SIGINT, SIGTERM and, of a fit, SIGUSR1 go to the session.
 class Signals {
  public:
-  explicit Signals(stg_session session) { running = session; }
+  explicit Signals(stg_session session) {
+    running = session;
+    if (reload_waits) stg_session_request_reload(session);
+  }
   ~Signals() { running = 0; }
-  static void install() {
-    struct sigaction action {};
-    action.sa_handler = on_signal;
-    action.sa_flags = SA_RESTART;
-    for (const int signal : {SIGINT, SIGTERM}) {
-      // Whoever started us may have had it ignored, as a shell does for what runs in the background.
-      struct sigaction before {};
-      if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
-    }
+  static void install(uint64_t stage) {
+    install(SIGINT, on_signal);
+    install(SIGTERM, on_signal);
+    if (stage == STG_STAGE_FIT) install(SIGUSR1, on_reload_signal);
     // A write past the limit on a file's size is an error like that of a full disk, not the end.
     signal(SIGXFSZ, SIG_IGN);
+  }
+
+ private:
+  static void install(int signal, void (*handler)(int)) {
+    struct sigaction action {};
+    action.sa_handler = handler;
+    action.sa_flags = SA_RESTART;
+    // Whoever started us may have had it ignored, as a shell does for what runs in the background.
+    struct sigaction before {};
+    if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
   }
 };
 
@@ -169,7 +184,7 @@ std::string plugins_text(const Json& found) {
 }  // namespace
 
 int run(uint64_t stage, const RunOptions& options) {
-  Signals::install();
+  Signals::install(stage);
   std::vector<stg_string> overrides;
   for (const std::string& text : options.overrides) overrides.push_back(to_abi(text));
   const stg_session_events events = terminal_events();

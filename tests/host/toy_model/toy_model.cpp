@@ -9,7 +9,7 @@
 //   raise_at   {"step": n, "signal": s, "times": t, "stage": u}: raises the signal in a step of the stage (0: fit) after n updates
 //   farewell   a file to which each thread that created a model writes when it ends
 //   predicts_loss  predict_step gives a loss, too, which has no row per sample
-//   fails      "create" or "replicate": throws there
+//   fails      "create" or "replicate": throws there; "replicate of 1": there is no memory for replica 1
 //   scores     in evaluation, "score" is the entry of the number of updates done, past the end the last one; null is not a number
 //   draws      each step, in whatever stage, draws from its generator and counts in a buffer, and both are part of the gradient
 //   counts     the mean is over the samples that aren't 0, and each step reports how many those are as its denominator
@@ -192,6 +192,7 @@ void fill_table(Toy* toy) {
     return guard([&] {
       const stg_dtype dtype = args->floating_dtype.bits == 0 ? float32 : args->floating_dtype;
       static_cast<Toy*>(self)->maybe_fail("replicate");
+      if (static_cast<Toy*>(self)->options.value("fails", "") == concat("replicate of ", args->replica)) throw std::bad_alloc();
       auto replica = std::make_unique<stg_replica>();
       TensorPtr weight = allocate_tensor(dtype, {1, 1});
       write_element(weight->view, static_cast<Toy*>(self)->options.value("w", 0.0));
