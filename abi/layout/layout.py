@@ -23,6 +23,7 @@ except ImportError as missing:
 import emit_c
 import emit_julia
 import emit_pages
+import emit_python
 
 
 def own_headers(root):
@@ -45,6 +46,7 @@ def made_from(layout):
         f"abi/layout/{layout['abi']}.json": json.dumps(layout, indent=1, ensure_ascii=False) + "\n",
         "abi/layout/asserts.c": emit_c.asserts(layout),
         "host/julia/src/generated.jl": emit_julia.declarations(layout),
+        "host/python/stratagem/_generated.py": emit_python.declarations(layout),
         **{f"docs/reference/{name}": text for name, text in emit_pages.pages(layout).items()},
     }
 
