@@ -18,7 +18,7 @@
 //! ])
 //! .into();
 //! let (outputs, _) = strategy.train_batch(batch, Position::default(), Some(Update::new(0.1)))?;
-//! println!("loss per replica {:?}", outputs.tensor("loss")?.to_vec::<f32>()?);
+//! println!("loss {}", outputs.tensor("loss")?.item()?);
 //! # Ok(())
 //! # }
 //! ```

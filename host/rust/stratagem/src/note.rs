@@ -57,7 +57,13 @@ impl Note {
         let bad = |error: object::Error| error.to_string();
         let elf = FileHeader64::<object::Endianness>::parse(data).map_err(bad)?;
         let endian = elf.endian().map_err(bad)?;
-        for segment in elf.program_headers(endian, data).map_err(bad)? {
+        let segments = elf.program_headers(endian, data).map_err(bad)?;
+        let end = segments.iter().map(|segment| segment.p_offset(endian).saturating_add(segment.p_filesz(endian))).max().unwrap_or(0);
+        if end > data.len() as u64 {
+            // The loader would map it all the same, and the process die of a bus error.
+            return Err(format!("the file is cut off: it has {} bytes, of which its segments need {end}", data.len()));
+        }
+        for segment in segments {
             let Some(mut notes) = segment.notes(endian, data).map_err(bad)? else { continue };
             while let Some(note) = notes.next().map_err(bad)? {
                 if note.name() == b"Stratagem" && note.n_type(endian).0 == sys::STG_NOTE_TYPE {

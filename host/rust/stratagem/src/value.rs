@@ -4,7 +4,7 @@
 use crate::error::{Code, Error, Result, contain};
 use crate::opaque::Opaque;
 use crate::tensor::{Tensor, TensorView};
-use crate::types::{borrow_slice, borrow_text, to_text};
+use crate::types::{borrow_slice, borrow_text};
 use stratagem_sys as sys;
 
 /// A value of Rust's own.
