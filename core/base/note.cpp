@@ -73,6 +73,11 @@ class ElfFile {
     std::optional<std::string> found;
     for (uint64_t i = 0; i < header.e_phnum; ++i) {
       const auto segment = read<Elf64_Phdr>(header.e_phoff + i * sizeof(Elf64_Phdr), "its program headers");
+      // The dynamic loader maps what a truncated file promises, and the process dies of SIGBUS.
+      if (!fits(segment.p_offset, segment.p_filesz)) {
+        throw data_loss(name(), " is damaged or cut off: a segment of ", segment.p_filesz, " bytes at byte ", segment.p_offset,
+                        ", the file has ", file_.size_bytes);
+      }
       if (segment.p_type == PT_NOTE) visit_segment(segment, found);
     }
     if (!found)
@@ -128,10 +133,6 @@ class ElfFile {
 
   // Goes from note to note; each advances by at least a note's header, so that it ends.
   void visit_segment(const Elf64_Phdr& segment, std::optional<std::string>& found) const {
-    if (!fits(segment.p_offset, segment.p_filesz)) {
-      throw data_loss(name(), " is damaged or cut off: a note segment of ", segment.p_filesz, " bytes at byte ", segment.p_offset,
-                      ", the file has ", file_.size_bytes);
-    }
     if (segment.p_filesz > max_note_segment_bytes) {
       throw invalid_argument(name(), ": a note segment of ", segment.p_filesz, " bytes; at most ", max_note_segment_bytes,
                              " are read");
