@@ -215,6 +215,7 @@ impl Error {
     ///
     /// # Safety
     /// An error that the caller owns.
+    #[cold]
     pub(crate) unsafe fn from_raw(raw: *mut sys::stg_error) -> Error {
         unsafe {
             let error = Error::read(raw);
@@ -262,6 +263,7 @@ impl Error {
 ///
 /// # Safety
 /// What a function of the ABI returned.
+#[inline]
 pub(crate) unsafe fn check(raw: *mut sys::stg_error) -> Result<()> {
     if raw.is_null() { Ok(()) } else { Err(unsafe { Error::from_raw(raw) }) }
 }

@@ -27,11 +27,15 @@
 //! rest is an [`Error`]: never a crash, never a panic. A panic in code of yours that is called through C becomes an [`Error`], too.
 mod config;
 mod error;
+mod events;
 mod host;
+mod library;
 mod model;
 mod note;
 mod opaque;
 mod plugin;
+mod session;
+mod source;
 mod steps;
 mod strategy;
 mod table;
@@ -39,15 +43,21 @@ mod tensor;
 mod types;
 mod value;
 
+pub use stratagem_sys as sys;
+
 pub use config::StrategyConfig;
 pub use error::{Code, Error, Result};
+pub use events::{Events, Progress};
 pub use host::{Host, Level};
+pub use library::Library;
 pub use model::{
     LossKind, Memory, Model, ModelHandle, Parameter, Parameters, Replica, ReplicateArgs, Sink, Stage, StepContext, StepOutput,
 };
 pub use note::{AbiRange, Note};
 pub use opaque::Opaque;
 pub use plugin::{Plugin, StrategyFactory};
+pub use session::{Control, Session, SessionBuilder};
+pub use source::Source;
 pub use steps::{Clip, Outcome, Position, Update, Updated};
 pub use strategy::{Abort, CreateOptions, Decide, GradientSet, ReduceOp, State, Status, Strategy, Views};
 pub use tensor::{Element, Tensor, TensorView};

@@ -93,6 +93,7 @@ impl Updated {
     }
 }
 
+#[inline]
 fn step_args(batch: *mut sys::stg_tree, at: Position) -> sys::stg_step_args {
     sized!(stg_step_args {
         batch: batch,
@@ -102,7 +103,7 @@ fn step_args(batch: *mut sys::stg_tree, at: Position) -> sys::stg_step_args {
     })
 }
 
-impl Strategy {
+impl Strategy<'_> {
     /// Forward on every replica; the graphs are kept for `backward`. The outputs lie on the root device.
     pub fn training_step(&mut self, batch: impl Batch, at: Position) -> Result<Tree> {
         let mut batch = batch.argument();
@@ -157,6 +158,7 @@ impl Strategy {
         &self.weights
     }
 
+    #[inline]
     fn take(&mut self, result: sys::stg_step_result) -> Tree {
         self.weights.clear();
         unsafe {

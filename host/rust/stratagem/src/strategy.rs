@@ -19,7 +19,7 @@ use stratagem_sys as sys;
 /// A function of the table on this instance; an error where there is none. The call struct is the first argument after the instance.
 macro_rules! call {
     ($strategy:expr, $slot:ident $(, $argument:expr)*) => {{
-        let strategy: &Strategy = $strategy;
+        let strategy: &Strategy<'_> = $strategy;
         match unsafe { sys::slot!(strategy.api, $slot) } {
             Some(function) => strategy.with_call(|call| unsafe { check(function(strategy.instance, call $(, $argument)*)) }),
             None => Err(absent(stringify!($slot))),
@@ -41,7 +41,7 @@ pub struct CreateOptions {
     pub host: Option<Box<dyn Host>>,
 }
 
-/// An instance. Dropping it ends it, and joins its threads.
+/// An instance: one that was created, or for a while that of a [`crate::Session`]. Dropping the former ends it, and joins its threads.
 ///
 /// It can be given to another thread, but not be used by two: what takes one caller at a time takes `&mut self`.
 /// ```compile_fail,E0499
@@ -61,18 +61,19 @@ pub struct CreateOptions {
 ///     Ok(())
 /// }
 /// ```
-pub struct Strategy {
+pub struct Strategy<'a> {
     pub(crate) api: *const sys::stg_strategy_api,
     pub(crate) instance: *mut sys::stg_strategy,
     pub(crate) weights: Vec<f64>,
     timeout: Option<Duration>,
     cancel: Option<Arc<AtomicU32>>,
     abort: Abort,
+    session: Option<PhantomData<&'a mut ()>>, // whose it is, and which destroys it
 }
 
 // [owner]: one caller at a time, on whatever thread. Through a `&Strategy` only [any] functions are called.
-unsafe impl Send for Strategy {}
-unsafe impl Sync for Strategy {}
+unsafe impl Send for Strategy<'_> {}
+unsafe impl Sync for Strategy<'_> {}
 
 /// Ends the call in progress of an instance, from any thread; does nothing once the instance is gone.
 #[derive(Clone)]
@@ -118,7 +119,7 @@ pub enum State {
 /// A tree over memory of the instance, which stays borrowed meanwhile.
 pub struct Views<'a> {
     tree: Tree,
-    instance: PhantomData<&'a mut Strategy>,
+    instance: PhantomData<&'a mut ()>,
 }
 
 impl Deref for Views<'_> {
@@ -164,14 +165,14 @@ pub struct GradientSet {
     pub gradients: Vec<Option<Tensor>>,
 }
 
-impl Strategy {
+impl Strategy<'static> {
     /// Makes an instance from a config: anything that serde turns into a JSON object, such as [`crate::StrategyConfig`].
-    pub fn create(factory: StrategyFactory, config: &impl Serialize) -> Result<Strategy> {
+    pub fn create(factory: StrategyFactory, config: &impl Serialize) -> Result<Strategy<'static>> {
         Strategy::create_with(factory, config, CreateOptions::default())
     }
 
     /// The same, with services of the host's.
-    pub fn create_with(factory: StrategyFactory, config: &impl Serialize, options: CreateOptions) -> Result<Strategy> {
+    pub fn create_with(factory: StrategyFactory, config: &impl Serialize, options: CreateOptions) -> Result<Strategy<'static>> {
         let config = to_json(config)?;
         let host = options.host.map(HostTable::new); // the instance retains it
         let args = sized!(stg_create_args {
@@ -183,8 +184,20 @@ impl Strategy {
         let create = unsafe { sys::slot!(api, create) }.ok_or_else(|| absent("create"))?;
         let mut instance = std::ptr::null_mut();
         unsafe { check(create(&args, &mut instance))? };
+        Ok(unsafe { Strategy::over(api, instance, None) })
+    }
+}
+
+impl<'a> Strategy<'a> {
+    /// # Safety
+    /// An instance, which lives for 'a.
+    pub(crate) unsafe fn over(
+        api: *const sys::stg_strategy_api,
+        instance: *mut sys::stg_strategy,
+        session: Option<PhantomData<&'a mut ()>>,
+    ) -> Strategy<'a> {
         let abort = Abort(Arc::new(Mutex::new(Some(Target(api, instance)))));
-        Ok(Strategy { api, instance, weights: Vec::new(), timeout: None, cancel: None, abort })
+        Strategy { api, instance, weights: Vec::new(), timeout: None, cancel: None, abort, session }
     }
 
     /// From here on, a call that takes longer ends with [`Code::DeadlineExceeded`].
@@ -202,6 +215,12 @@ impl Strategy {
         self.abort.clone()
     }
 
+    /// The table and the instance, for what this crate doesn't wrap. They stay this instance's.
+    pub fn as_raw(&self) -> (*const sys::stg_strategy_api, *mut sys::stg_strategy) {
+        (self.api, self.instance)
+    }
+
+    #[inline]
     pub(crate) fn with_call<T>(&self, body: impl FnOnce(*const sys::stg_call) -> T) -> T {
         if self.timeout.is_none() && self.cancel.is_none() {
             return body(std::ptr::null());
@@ -315,6 +334,7 @@ impl Strategy {
     }
 
     /// Returns when every device's work is done and every rank has entered the barrier of this name.
+    #[inline]
     pub fn barrier(&mut self, name: &str) -> Result<()> {
         call!(self, barrier, to_text(name))
     }
@@ -375,15 +395,19 @@ impl Strategy {
     }
 }
 
-impl Strategy {
+impl Strategy<'_> {
+    #[inline]
     pub(crate) fn views(&mut self, tree: Tree) -> Views<'_> {
         Views { tree, instance: PhantomData }
     }
 }
 
-impl Drop for Strategy {
+impl Drop for Strategy<'_> {
     fn drop(&mut self) {
         *self.abort.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
+        if self.session.is_some() {
+            return;
+        }
         unsafe {
             if let Some(destroy) = sys::slot!(self.api, destroy) {
                 destroy(self.instance);

@@ -31,10 +31,12 @@ impl Device {
         matches!(self.kind, sys::STG_DEVICE_CPU | sys::STG_DEVICE_CUDA_HOST)
     }
 
+    #[inline]
     pub(crate) const fn from_abi(device: sys::stg_device) -> Device {
         Device { kind: device.kind, index: device.index }
     }
 
+    #[inline]
     pub(crate) const fn to_abi(self) -> sys::stg_device {
         sys::stg_device { kind: self.kind, index: self.index }
     }
@@ -80,10 +82,12 @@ impl DType {
     }
 
     /// None for {0, 0, 0}, which means none in the ABI.
+    #[inline]
     pub(crate) fn from_abi(dtype: sys::stg_dtype) -> Option<DType> {
         (dtype.bits != 0).then_some(DType { code: dtype.code, bits: dtype.bits })
     }
 
+    #[inline]
     pub(crate) const fn to_abi(self) -> sys::stg_dtype {
         sys::stg_dtype { code: self.code, bits: self.bits, lanes: 1 }
     }
@@ -104,6 +108,7 @@ impl fmt::Display for DType {
     }
 }
 
+#[inline]
 pub(crate) fn to_text(text: &str) -> sys::stg_string {
     sys::stg_string { data: text.as_ptr().cast(), size_bytes: text.len() as u64 }
 }
@@ -128,6 +133,7 @@ pub(crate) unsafe fn text(text: sys::stg_string) -> String {
 ///
 /// # Safety
 /// `count` elements, valid for 'a.
+#[inline]
 pub(crate) unsafe fn borrow_slice<'a, T>(data: *const T, count: u64) -> &'a [T] {
     if data.is_null() || count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data, count as usize) } }
 }

@@ -314,27 +314,34 @@ impl<V: Into<Value>> From<V> for Tree {
 }
 
 impl Tree {
+    /// Takes a tree of the ABI.
+    ///
     /// # Safety
     /// A valid tree that the caller owns; the struct that it was in is not used any more.
-    pub(crate) unsafe fn from_raw(tree: sys::stg_tree) -> Tree {
+    #[inline]
+    pub unsafe fn from_raw(tree: sys::stg_tree) -> Tree {
         Tree(tree)
     }
 
     /// Empty: for a function to fill in, or taken.
+    #[inline]
     pub(crate) fn empty() -> Tree {
         Tree(unsafe { std::mem::zeroed() })
     }
 
+    #[inline]
     pub(crate) fn as_mut_raw(&mut self) -> *mut sys::stg_tree {
         &mut self.0
     }
 
-    pub(crate) fn into_raw(self) -> sys::stg_tree {
-        let mut kept = std::mem::ManuallyDrop::new(self);
-        std::mem::replace(&mut kept.0, unsafe { std::mem::zeroed() })
+    /// Gives it away: the receiver calls its release.
+    #[inline]
+    pub fn into_raw(self) -> sys::stg_tree {
+        std::mem::ManuallyDrop::new(self).0
     }
 
     /// The whole, where it lies.
+    #[inline]
     pub fn root(&self) -> ValueRef<'_> {
         unsafe { ValueRef::read(&self.0.root) }
     }
@@ -391,6 +398,7 @@ unsafe fn take(value: &mut sys::stg_value) -> Value {
 }
 
 impl Drop for Tree {
+    #[inline]
     fn drop(&mut self) {
         unsafe {
             if let Some(release) = self.0.release {
@@ -417,6 +425,7 @@ pub(crate) mod sealed {
 
     pub trait Batch {
         /// As the struct that the call takes a pointer to, and what owns it meanwhile.
+        #[inline]
         fn argument(self) -> Argument;
     }
 
@@ -424,12 +433,14 @@ pub(crate) mod sealed {
     pub struct Argument(sys::stg_tree);
 
     impl Argument {
+        #[inline]
         pub fn as_mut_raw(&mut self) -> *mut sys::stg_tree {
             &mut self.0
         }
     }
 
     impl Drop for Argument {
+        #[inline]
         fn drop(&mut self) {
             if self.0.release.is_some() {
                 drop(Tree(std::mem::replace(&mut self.0, unsafe { std::mem::zeroed() })));
@@ -438,12 +449,14 @@ pub(crate) mod sealed {
     }
 
     impl Batch for Tree {
+        #[inline]
         fn argument(self) -> Argument {
             Argument(self.into_raw())
         }
     }
 
     impl Batch for &Tree {
+        #[inline]
         fn argument(self) -> Argument {
             Argument(sys::stg_tree { root: self.0.root, release: None, owner: std::ptr::null_mut() })
         }

@@ -6,7 +6,7 @@ use std::error::Error as _;
 use std::time::{Duration, Instant};
 use stratagem::*;
 
-fn set_up(fault: Fault, devices: u32) -> Strategy {
+fn set_up(fault: Fault, devices: u32) -> Strategy<'static> {
     let mut strategy = strategy("data_parallel", &sgd().devices(devices)).unwrap();
     strategy.setup(&ModelHandle::new(Linear(fault)), None, Stage::Fit).unwrap();
     strategy
@@ -190,9 +190,12 @@ fn abort_from_another_thread_ends_a_call_and_does_nothing_later() {
 fn what_is_shared_between_threads_is_what_the_tags_allow() {
     fn send<T: Send>() {}
     fn sync<T: Sync>() {}
-    send::<Strategy>();
-    sync::<Strategy>();
+    send::<Strategy<'_>>();
+    sync::<Strategy<'_>>();
     send::<Abort>();
+    send::<Session>();
+    sync::<Session>();
+    send::<Control>();
     send::<Tree>();
     send::<Tensor>();
     send::<ModelHandle>();

@@ -13,7 +13,7 @@ pub fn plugin(name: &str) -> Plugin {
     Plugin::load(build_folder().join(format!("lib/stratagem/{name}.so"))).expect("`./run build` has built the plugins")
 }
 
-pub fn strategy(name: &str, config: &StrategyConfig) -> Result<Strategy> {
+pub fn strategy(name: &str, config: &StrategyConfig) -> Result<Strategy<'static>> {
     Strategy::create(plugin(name).strategy(name)?, config)
 }
 
