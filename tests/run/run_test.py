@@ -89,6 +89,28 @@ class RunTest(unittest.TestCase):
             self.run_script.apt_install(["catch2"])
         self.assertIn("apt-get update && apt-get install --no-install-recommends catch2", said.getvalue())
 
+    def test_crates_are_fetched_once_and_without_them_nothing_of_rust_is_tested(self):
+        calls = []
+        self.status = 1
+        self.replace("find_cargo", lambda: "/usr/bin/cargo")
+        self.replace("subprocess", unittest.mock.Mock(run=lambda command, **_: calls.append(command[1]) or types.SimpleNamespace(returncode=self.status)))
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(self.run_script.set_up_rust(), ["-DSTRATAGEM_CARGO=FALSE"])
+            self.assertIn("nothing of Rust is tested", said.getvalue())
+            self.status = 0
+            found = [self.run_script.set_up_rust() for _ in range(2)]
+        self.assertEqual(calls, ["fetch"] * 3)
+        self.assertEqual(found, [["-DSTRATAGEM_CARGO=/usr/bin/cargo", f"-DSTRATAGEM_RUST_CACHE={self.run_script.CACHE / 'rust'}"]] * 2)
+
+    def test_a_cargo_that_is_too_old_is_not_used(self):
+        self.replace("shutil", unittest.mock.Mock(which=lambda name: f"/usr/bin/{name}"))
+        said = io.StringIO()
+        for version, found in [("cargo 0.66.0", None), ("cargo 1.84.1", None), ("cargo 1.85.0", "/usr/bin/cargo"), ("cargo 2.0.0", "/usr/bin/cargo")]:
+            self.replace("subprocess", unittest.mock.Mock(run=lambda *_, **__: types.SimpleNamespace(stdout=version, returncode=0)))
+            with contextlib.redirect_stderr(said):
+                self.assertEqual(self.run_script.find_cargo(), found)
+        self.assertIn("Rust 1.85 is needed", said.getvalue())
+
     def test_python_packages_are_installed_once_and_again_after_a_broken_set_up(self):
         calls = []
 

@@ -86,9 +86,9 @@ fn train_by_gradients(images: &Images, factory: StrategyFactory) -> Result<Outco
         })?;
         let mut sets = Vec::new();
         for (index, (gradients, _)) in made.iter().enumerate() {
-            let tensors = gradients.iter().map(|gradient| -> Result<_> {
-                Ok(Some(Tensor::from_vec(gradient.flatten_all()?.to_vec1::<f32>()?, gradient.dims())?))
-            });
+            let tensors = gradients
+                .iter()
+                .map(|gradient| -> Result<_> { Ok(Some(Tensor::from_vec(gradient.flatten_all()?.to_vec1::<f32>()?, gradient.dims())?)) });
             let weight = shares[index].num_rows() as f64;
             sets.push(GradientSet { device: Device::cpu(index as i32), weight, gradients: tensors.collect::<Result<_>>()? });
         }

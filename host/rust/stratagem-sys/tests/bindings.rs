@@ -47,9 +47,7 @@ fn compare(file: &str, generated: &str) {
         std::fs::write(&path, generated).unwrap();
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    if let Some((index, (is, wanted))) =
-        committed.lines().zip(generated.lines()).enumerate().find(|(_, (is, wanted))| is != wanted)
-    {
+    if let Some((index, (is, wanted))) = committed.lines().zip(generated.lines()).enumerate().find(|(_, (is, wanted))| is != wanted) {
         panic!("{file}:{}: is\n{is}\nbut the headers say\n{wanted}\n(STRATAGEM_WRITE=1 writes it anew)", index + 1);
     }
     assert_eq!(committed.len(), generated.len(), "{file} ends early or late (STRATAGEM_WRITE=1 writes it anew)");
@@ -58,9 +56,7 @@ fn compare(file: &str, generated: &str) {
 #[test]
 fn the_declarations_are_those_of_the_headers() {
     let header = "#include <stratagem/abi.h>\n#include <stratagem/session.h>\n";
-    let generated = generate(header, |builder| {
-        builder.dynamic_library_name("Libstratagem").dynamic_link_require_all(true)
-    });
+    let generated = generate(header, |builder| builder.dynamic_library_name("Libstratagem").dynamic_link_require_all(true));
     compare("host/rust/stratagem-sys/src/bindings.rs", &generated);
 }
 

@@ -46,9 +46,8 @@ fn no_plugin(file: &Path, reason: impl std::fmt::Display) -> Error {
 impl Note {
     /// Reads the note of a file.
     pub fn read(file: &Path) -> Result<Note> {
-        let data = std::fs::read(file).map_err(|error| {
-            Error::new(Code::NotFound, format!("{} can't be read: {error}", file.display())).with_source(error)
-        })?;
+        let data = std::fs::read(file)
+            .map_err(|error| Error::new(Code::NotFound, format!("{} can't be read: {error}", file.display())).with_source(error))?;
         let json = Note::json(&data).map_err(|reason| no_plugin(file, reason))?;
         serde_json::from_str(&json).map_err(|error| no_plugin(file, format!("its note can't be read: {error}")).with_source(error))
     }
@@ -82,10 +81,8 @@ impl Note {
             return check_libtorch(file, self);
         }
         let (of, to) = (sys::STG_ABI_MAJOR, sys::STG_ABI_MINOR);
-        let message = format!(
-            "{} is built for ABI {major}.{min_minor} to {major}.{max_minor}; this host speaks {of}.0 to {of}.{to}",
-            file.display()
-        );
+        let message =
+            format!("{} is built for ABI {major}.{min_minor} to {major}.{max_minor}; this host speaks {of}.0 to {of}.{to}", file.display());
         Err(Error::new(Code::FailedPrecondition, message))
     }
 }

@@ -33,9 +33,9 @@ impl Plugin {
     /// trust.
     pub fn load(file: impl AsRef<Path>) -> Result<Plugin> {
         let file = file.as_ref();
-        let file = file.canonicalize().map_err(|error| {
-            Error::new(Code::NotFound, format!("there is no file {}", file.display())).with_source(error)
-        })?;
+        let file = file
+            .canonicalize()
+            .map_err(|error| Error::new(Code::NotFound, format!("there is no file {}", file.display())).with_source(error))?;
         let mut loaded = LOADED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let loaded = &mut loaded.get_or_insert_with(|| Loaded(HashMap::new())).0;
         if let Some(plugin) = loaded.get(&file) {
@@ -138,9 +138,8 @@ fn failed(file: &Path, what: impl std::fmt::Display) -> Error {
 /// A file whose note says that it is a plugin: code of it runs.
 unsafe fn open(file: &Path) -> Result<Plugin> {
     unsafe {
-        let library = Library::open(Some(file), RTLD_NOW | RTLD_LOCAL).map_err(|error| {
-            failed(file, format!("can't be loaded: {error}")).with_source(error)
-        })?;
+        let library = Library::open(Some(file), RTLD_NOW | RTLD_LOCAL)
+            .map_err(|error| failed(file, format!("can't be loaded: {error}")).with_source(error))?;
         let probe: sys::stg_plugin_probe_fn = library
             .get::<sys::stg_plugin_probe_fn>(sys::STG_PLUGIN_PROBE_SYMBOL.to_bytes_with_nul())
             .map(|symbol| *symbol)

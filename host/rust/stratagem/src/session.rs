@@ -171,8 +171,7 @@ impl SessionBuilder {
         let events = self.events.map(Box::new);
         let event_table = events.as_deref().map(events::table);
         let overrides: Vec<sys::stg_string> = self.overrides.iter().map(|text| to_text(text)).collect();
-        let sources: Vec<sys::stg_data_source> =
-            self.sources.into_iter().map(|(name, source)| source::table(name, source)).collect();
+        let sources: Vec<sys::stg_data_source> = self.sources.into_iter().map(|(name, source)| source::table(name, source)).collect();
         let pointers: Vec<*const sys::stg_data_source> = sources.iter().map(std::ptr::from_ref).collect();
         let args = sized!(stg_session_args {
             config_path: to_text(&self.config_path),

@@ -95,12 +95,7 @@ impl Updated {
 
 #[inline]
 fn step_args(batch: *mut sys::stg_tree, at: Position) -> sys::stg_step_args {
-    sized!(stg_step_args {
-        batch: batch,
-        batch_index: at.batch_index,
-        dataloader_index: at.dataloader_index,
-        global_step: at.global_step,
-    })
+    sized!(stg_step_args { batch: batch, batch_index: at.batch_index, dataloader_index: at.dataloader_index, global_step: at.global_step })
 }
 
 impl Strategy<'_> {

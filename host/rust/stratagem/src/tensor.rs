@@ -114,11 +114,8 @@ impl Tensor {
     pub(crate) unsafe fn over(other: &sys::stg_tensor) -> Tensor {
         let view = &other.view;
         let shape: Box<[i64]> = unsafe { borrow_slice(view.shape, view.num_dims as u64) }.into();
-        let strides = if view.strides.is_null() {
-            row_major(&shape)
-        } else {
-            unsafe { borrow_slice(view.strides, view.num_dims as u64) }.into()
-        };
+        let strides =
+            if view.strides.is_null() { row_major(&shape) } else { unsafe { borrow_slice(view.strides, view.num_dims as u64) }.into() };
         let dtype = DType { code: view.dtype.code, bits: view.dtype.bits };
         let data = unsafe { view.data.cast::<u8>().add(view.byte_offset as usize).cast() };
         Tensor::manage(data, dtype, shape, strides, ())

@@ -425,7 +425,6 @@ pub(crate) mod sealed {
 
     pub trait Batch {
         /// As the struct that the call takes a pointer to, and what owns it meanwhile.
-        #[inline]
         fn argument(self) -> Argument;
     }
 

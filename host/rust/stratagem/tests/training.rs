@@ -176,3 +176,25 @@ fn the_log_of_a_strategy_reaches_the_host() {
     let lines = lines.lock().unwrap();
     assert!(lines.iter().any(|(level, text)| *level == Level::Warning && text.contains('2')), "{lines:?}");
 }
+
+/// `strategy-template`, which has no crate of ours in it.
+#[test]
+fn a_strategy_plugin_written_in_rust_trains_like_the_others() {
+    let file = build_folder().join("rust-template/debug/librust_sgd.so");
+    let plugin = Plugin::load(&file).expect("cargo has built strategy-template into the build folder's rust-template");
+    assert_eq!((plugin.name(), plugin.version()), ("rust_sgd", "1.0.0"));
+    let config = StrategyConfig::new().optimizer("sgd", serde_json::json!({"lr": 0.1}));
+    let mut strategy = Strategy::create(plugin.strategy("rust_sgd").unwrap(), &config).unwrap();
+    strategy.setup(&ModelHandle::new(Linear(Fault::None)), None, Stage::Fit).unwrap();
+    for step in 0..20 {
+        let at = Position { global_step: step, ..Position::default() };
+        strategy.train_batch(batch(10), at, Some(Update::new(0.1))).unwrap();
+    }
+    assert_close(&weights(&mut strategy), &reference(20));
+    let state = strategy.copy_state().unwrap();
+    drop(strategy);
+    let mut next = common::strategy("data_parallel", &sgd().devices(2)).unwrap();
+    next.setup(&ModelHandle::new(Linear(Fault::None)), Some(state), Stage::Fit).unwrap();
+    assert_close(&weights(&mut next), &reference(20));
+    assert_eq!(next.status().unwrap().num_updates, 20, "a state of one author's goes on in another's");
+}

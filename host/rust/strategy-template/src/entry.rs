@@ -117,7 +117,11 @@ fn now_ns() -> u64 {
 }
 
 pub fn check_fork() -> Result<()> {
-    if IS_CHILD.load(Ordering::Relaxed) { precondition("this is the child of a fork; a strategy works in the process that loaded it") } else { Ok(()) }
+    if IS_CHILD.load(Ordering::Relaxed) {
+        precondition("this is the child of a fork; a strategy works in the process that loaded it")
+    } else {
+        Ok(())
+    }
 }
 
 // ---- calls

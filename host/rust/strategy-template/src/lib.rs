@@ -150,7 +150,9 @@ pub unsafe extern "C" fn stg_plugin_probe(request: *const stg_probe_request, rep
     let host = std::str::from_utf8(host).unwrap_or("");
     let _ = std::fmt::Write::write_fmt(
         &mut words,
-        format_args!("built for ABI {STG_ABI_MAJOR}.0 to {STG_ABI_MAJOR}.{STG_ABI_MINOR}; the host {host} speaks {major}.{min} to {major}.{max}"),
+        format_args!(
+            "built for ABI {STG_ABI_MAJOR}.0 to {STG_ABI_MAJOR}.{STG_ABI_MINOR}; the host {host} speaks {major}.{min} to {major}.{max}"
+        ),
     );
     words.end();
     STG_PROBE_REFUSED

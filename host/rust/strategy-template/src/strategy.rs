@@ -34,7 +34,7 @@ impl Config {
                 "accelerator" => matches!(value.as_str(), Some("cpu" | "auto")),
                 "devices" => value == Value::from(1) || value == Value::from(vec![0]) || value.as_str() == Some("auto"),
                 "precision" => matches!(value.as_str(), Some("32-true")),
-                "deterministic" => value.is_boolean(), // it is so without it
+                "deterministic" => value.is_boolean(),                          // it is so without it
                 "threads" => value.as_u64().is_some_and(|threads| threads > 0), // the model's, whose default they are
                 "options" => value.as_object().is_some_and(|options| options.is_empty()),
                 "seed" => value.as_u64().inspect(|&seed| config.seed = seed).is_some(),
@@ -116,8 +116,8 @@ pub struct Setup {
     pub description: stg_model_description,
     pub parameters: Vec<Parameter>,
     pub buffers: Vec<Parameter>,
-    is_sum: bool, // the model's loss is
-    is_plain_sum: bool, // no denominator was reported, which would make it a mean
+    is_sum: bool,                // the model's loss is
+    is_plain_sum: bool,          // no denominator was reported, which would make it a mean
     graph: Option<(Graph, f64)>, // with the weight of its batch
     sums: Vec<Option<Vec<f64>>>, // by parameter: weight times gradient, since the last update
     total_weight: f64,
@@ -158,7 +158,18 @@ impl Strategy {
         }
         let (sums, is_sum) = (vec![None; parameters.len()], description.loss_kind == u64::from(STG_LOSS_SUM));
         let (graph, total_weight, is_mode_train) = (None, 0.0, None);
-        self.model = Some(Setup { replica, description, parameters, buffers, is_sum, is_plain_sum: is_sum, graph, sums, total_weight, is_mode_train });
+        self.model = Some(Setup {
+            replica,
+            description,
+            parameters,
+            buffers,
+            is_sum,
+            is_plain_sum: is_sum,
+            graph,
+            sums,
+            total_weight,
+            is_mode_train,
+        });
         Ok(())
     }
 

@@ -270,7 +270,14 @@ unsafe fn give(out: *mut stg_step_result, outputs: Tree, strategy: &Strategy) {
     unsafe { write(out, stg_step_result { struct_size: 0, outputs, weights, num_weights: 1 }) };
 }
 
-unsafe fn one_step(this: Raw, name: &str, call: *const stg_call, args: *const stg_step_args, out: *mut stg_step_result, stage: u32) -> Answer {
+unsafe fn one_step(
+    this: Raw,
+    name: &str,
+    call: *const stg_call,
+    args: *const stg_step_args,
+    out: *mut stg_step_result,
+    stage: u32,
+) -> Answer {
     guard(|| unsafe {
         let (args, batch, step) = take_step(args, out, stage)?;
         if !args.update.is_null() {

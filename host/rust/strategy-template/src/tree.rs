@@ -211,8 +211,9 @@ impl Builder {
     }
 
     pub fn dict<'a>(&mut self, values: impl IntoIterator<Item = (&'a [u8], stg_value)>) -> stg_value {
-        let entry = |(key, value): (&[u8], stg_value)| {
-            stg_entry { key: stg_string { data: self.keep(key).cast(), size_bytes: key.len() as u64 }, value }
+        let entry = |(key, value): (&[u8], stg_value)| stg_entry {
+            key: stg_string { data: self.keep(key).cast(), size_bytes: key.len() as u64 },
+            value,
         };
         let mut made: Box<[stg_entry]> = values.into_iter().map(entry).collect();
         let value = stg_value { type_: STG_DICT, count: made.len() as u32, as_: As { entries: made.as_mut_ptr() } };

@@ -102,11 +102,8 @@ impl Replica for LinearReplica {
 pub fn batch(rows: usize) -> Tree {
     let x: Vec<f64> = (0..3 * rows).map(|i| (i as f64 * 0.37).sin()).collect();
     let y: Vec<f64> = (0..rows).map(|i| (i as f64 * 0.71).cos()).collect();
-    Value::dict([
-        ("x", Value::from(Tensor::from_vec(x, &[rows, 3]).unwrap())),
-        ("y", Value::from(Tensor::from_vec(y, &[rows]).unwrap())),
-    ])
-    .into()
+    Value::dict([("x", Value::from(Tensor::from_vec(x, &[rows, 3]).unwrap())), ("y", Value::from(Tensor::from_vec(y, &[rows]).unwrap()))])
+        .into()
 }
 
 pub fn sgd() -> StrategyConfig {
