@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layout as Julia declarations, in syntax that Julia 1.5 has: struct mirrors, constants, a table of offsets, signatures.
 
-A slot of a function table is a Ptr{Cvoid}. Its signature stands in SIGNATURES, from which @stg_call and @stg_callback make the ccall
-and the @cfunction, so that no signature is written by hand.
+A slot of a function table is a Ptr{Cvoid}. Its signature stands in SIGNATURES, from which host/julia/src/calls.jl makes the call and the
+callback, so that no signature is written by hand.
 """
 NUMBERS = {"int8_t": "Int8", "int16_t": "Int16", "int32_t": "Int32", "int64_t": "Int64", "uint8_t": "UInt8", "uint16_t": "UInt16",
            "uint32_t": "UInt32", "uint64_t": "UInt64", "double": "Float64", "char": "UInt8", "void": "Cvoid"}
@@ -28,25 +28,6 @@ function check_layout()
                 "the C header says $name at $offset_bytes")
         end
     end
-end
-
-function signature(name)
-    name = name isa QuoteNode ? name.value : name
-    haskey(SIGNATURES, name) || error("Stratagem: there is no function $name in the headers")
-    return SIGNATURES[name]
-end
-
-# @stg_call stg_strategy_api_barrier slot self call name: calls the function at the address `slot`, with that signature.
-macro stg_call(name, address, arguments...)
-    result, types = signature(name)
-    length(arguments) == length(types) || error("Stratagem: $name takes $(length(types)) arguments, here are $(length(arguments))")
-    return esc(:(ccall($address, $result, ($(types...),), $(arguments...))))
-end
-
-# @stg_callback stg_model_step f: a pointer to the Julia function `f` (a constant), with that signature.
-macro stg_callback(name, f)
-    result, types = signature(name)
-    return esc(:(@cfunction($f, $result, ($(types...),))))
 end
 '''
 

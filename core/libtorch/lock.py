@@ -19,7 +19,7 @@ import tempfile
 
 CUDA_TOOLKIT = {"2.11.0": "13.0.2", "2.15.0": "13.2.2"}
 TOOLS = ["numpy==2.4.6", "safetensors==0.8.0", "cmake==4.4.5", "ninja==1.13.2", "clang-format==16.0.6"]
-APART = ["libclang==18.1.1"]
+APART = ["libclang==18.1.1", "tree-sitter==0.26.1", "tree-sitter-julia==0.23.1"]
 PYTHONS = ["3.11", "3.12", "3.13"]
 
 

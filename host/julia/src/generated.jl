@@ -1018,22 +1018,3 @@ function check_layout()
         end
     end
 end
-
-function signature(name)
-    name = name isa QuoteNode ? name.value : name
-    haskey(SIGNATURES, name) || error("Stratagem: there is no function $name in the headers")
-    return SIGNATURES[name]
-end
-
-# @stg_call stg_strategy_api_barrier slot self call name: calls the function at the address `slot`, with that signature.
-macro stg_call(name, address, arguments...)
-    result, types = signature(name)
-    length(arguments) == length(types) || error("Stratagem: $name takes $(length(types)) arguments, here are $(length(arguments))")
-    return esc(:(ccall($address, $result, ($(types...),), $(arguments...))))
-end
-
-# @stg_callback stg_model_step f: a pointer to the Julia function `f` (a constant), with that signature.
-macro stg_callback(name, f)
-    result, types = signature(name)
-    return esc(:(@cfunction($f, $result, ($(types...),))))
-end
