@@ -69,6 +69,13 @@ TEST_CASE("What is no plugin at all is refused with what it is") {
     CHECK(error.message == Contains{(folder / name).string() + " is no plugin: it is not an ELF file"});
   }
   CHECK(error_of([&] { load_plugin(folder.path); }).code == STG_FAILED_PRECONDITION);
+
+  // Mapped as it is, its missing end would be a bus error.
+  fs::copy_file(TEST_PLUGINS "/toy/toy_model.so", folder / "cut.so");
+  fs::resize_file(folder / "cut.so", fs::file_size(folder / "cut.so") / 3);
+  const Error cut = error_of([&] { load_plugin(folder / "cut.so"); });
+  CHECK(cut.code == STG_FAILED_PRECONDITION);
+  CHECK(cut.message == Contains{(folder / "cut.so").string() + " is damaged or cut off"});
   const Error none = error_of([&] { load_plugin(folder / "none.so"); });
   CHECK(none.code == STG_NOT_FOUND);
   CHECK(none.message == "there is no file " + (folder / "none.so").string());

@@ -259,6 +259,16 @@ TEST_CASE("a library that is cut off anywhere is refused") {
   }
 }
 
+TEST_CASE("a library whose code is cut off is refused, though its note is whole") {
+  NoteFile file;
+  Elf elf;
+  elf.segments[0].p_offset = 0;
+  elf.segments[0].p_filesz = elf.text().size();
+  CHECK(file.read(elf.text())["name"] == "crafted");
+  ++elf.segments[0].p_filesz;
+  file.refused(elf.text(), STG_DATA_LOSS, {"damaged or cut off: a segment of", std::to_string(elf.segments[0].p_filesz)});
+}
+
 TEST_CASE("a file with any byte changed gives a note or an error with its path") {
   NoteFile file;
   const std::string whole = Elf{}.text();

@@ -25,7 +25,7 @@ const SEED: u64 = 1;
 const NUM_DEVICES: usize = 2;
 
 /// How far weights may lie apart, in the largest element: the order of sums is another one, in float32.
-const TOLERANCE: f32 = 1e-4;
+const TOLERANCE: f32 = 1e-5;
 
 struct Outcome {
     net: Net,
@@ -105,7 +105,7 @@ fn train_by_gradients(images: &Images, factory: StrategyFactory) -> Result<Outco
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let folder = Path::new(arguments.first().ok_or("usage: fashion FOLDER_OF_PLUGINS [NUM_IMAGES]")?);
-    let num_images = arguments.get(1).map_or(Ok(12_800), |text| text.parse())?;
+    let num_images = arguments.get(1).map_or(Ok(60_000), |text| text.parse())?;
     let train = Images::read("train", num_images)?;
     let test = Images::read("t10k", 10_000)?;
     let factory = Plugin::load(folder.join("data_parallel.so"))?.strategy("data_parallel")?;

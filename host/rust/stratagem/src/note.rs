@@ -57,7 +57,8 @@ impl Note {
         let elf = FileHeader64::<object::Endianness>::parse(data).map_err(bad)?;
         let endian = elf.endian().map_err(bad)?;
         let segments = elf.program_headers(endian, data).map_err(bad)?;
-        let end = segments.iter().map(|segment| segment.p_offset(endian).saturating_add(segment.p_filesz(endian))).max().unwrap_or(0);
+        let mapped = segments.iter().filter(|segment| segment.p_filesz(endian) != 0);
+        let end = mapped.map(|segment| segment.p_offset(endian).saturating_add(segment.p_filesz(endian))).max().unwrap_or(0);
         if end > data.len() as u64 {
             // The loader would map it all the same, and the process die of a bus error.
             return Err(format!("the file is cut off: it has {} bytes, of which its segments need {end}", data.len()));

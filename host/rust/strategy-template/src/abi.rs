@@ -263,9 +263,9 @@ const _: () = {
 };
 /** Growing.
 
- At its deadline a call returns STG_DEADLINE_EXCEEDED within 100 ms (time in callbacks on the calling thread apart; with a borrowed
- argument once its last reader is done), names what it waited for, and flags the instance as usable or draining. The clock is
- read only when about to block.*/
+ At its deadline a call returns STG_DEADLINE_EXCEEDED within 100 ms (time in callbacks on the calling thread apart; a reduction or
+ an update that has begun is finished first), names what it waited for, and flags the instance as usable or draining. The clock
+ is read only when about to block.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct stg_call {
@@ -575,7 +575,7 @@ pub struct stg_storage {
             transaction: *mut *mut ::std::os::raw::c_void,
         ) -> *mut stg_error,
     >,
-    /// Writes `size_bytes` at `offset_bytes` of the file `name` in the transaction's folder. `data` is borrowed. [any]
+    /// Writes `size_bytes` at `offset_bytes` of the file `name` in the folder of the `transaction`, borrowed. `data` is borrowed. [any]
     pub write: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -586,7 +586,7 @@ pub struct stg_storage {
             size_bytes: u64,
         ) -> *mut stg_error,
     >,
-    /** Makes the folder durable and visible under its path; replaces one of that name. Consumes the transaction on every return; on an
+    /** Makes the folder durable and visible under its path; replaces one of that name. Consumes the `transaction` on every return; on an
  error the folder that was there before is untouched. [any]*/
     pub commit: ::std::option::Option<
         unsafe extern "C" fn(
@@ -594,7 +594,7 @@ pub struct stg_storage {
             transaction: *mut ::std::os::raw::c_void,
         ) -> *mut stg_error,
     >,
-    /// Drops the transaction and what it wrote. [any]
+    /// Drops what the `transaction` wrote, and consumes it. [any]
     pub rollback: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -610,7 +610,7 @@ pub struct stg_storage {
             size_bytes: *mut u64,
         ) -> *mut stg_error,
     >,
-    /// Reads exactly `size_bytes` from `offset_bytes` into `data`, borrowed; STG_DATA_LOSS if the file is shorter. [any]
+    /// Reads exactly `size_bytes` from `offset_bytes` of `file` into `data`, both borrowed; STG_DATA_LOSS if the file is shorter. [any]
     pub read: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -620,14 +620,14 @@ pub struct stg_storage {
             size_bytes: u64,
         ) -> *mut stg_error,
     >,
-    /// Closes a file that open gave. [any]
+    /// Closes a `file` that open gave, and consumes it. [any]
     pub close: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
             file: *mut ::std::os::raw::c_void,
         ),
     >,
-    /// The names directly inside the folder `path`: a list of strings, owned by the caller. [any]
+    /// What is directly inside the folder `path`: `names` is a list of strings, owned by the caller. [any]
     pub list: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -743,7 +743,8 @@ pub struct stg_host {
             replica: i32,
         ),
     >,
-    /// Host memory of `size_bytes`, aligned to `alignment_bytes` (a power of two); null if there is none. Released by deallocate. [any]
+    /** Host memory of `size_bytes`, aligned to `alignment_bytes` (a power of two); null if there is none. The result
+ is the caller's, released by deallocate. [any]*/
     pub allocate: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -751,7 +752,7 @@ pub struct stg_host {
             alignment_bytes: u64,
         ) -> *mut ::std::os::raw::c_void,
     >,
-    /// Gives back what allocate gave. [any]
+    /// Consumes `memory` that allocate gave. [any]
     pub deallocate: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -1032,8 +1033,8 @@ pub struct stg_gradient_sink {
     pub self_: *mut ::std::os::raw::c_void,
     /** Parameter `index` has its gradient, in the parameter's shape and on its device. Each index exactly once per backward, in any
  order; null: the parameter got none. Frozen parameters may be left out, those frozen since setup too; one that was frozen at setup
- must not come with a gradient. The tensor is moved, on error too; what is left of backward may still read its memory. `stream` orders it,
- null: the default one. On a CPU called on the replica's thread, on an accelerator by autograd's thread of that device. [replica]*/
+ must not come with a gradient. `gradient` is moved, on error too; what is left of backward may still read its memory. `stream` orders
+ it, null: the default one. On a CPU called on the replica's thread, on an accelerator by autograd's thread of that device. [replica]*/
     pub ready: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -1042,8 +1043,8 @@ pub struct stg_gradient_sink {
             stream: *const stg_stream,
         ) -> *mut stg_error,
     >,
-    /** The same for a sparse gradient: int64 indices (sparse_dims, n), values (n, ...), both moved, and the dense shape (borrowed). Entries
- come in any order; those of one place are added. Null: make it dense and call ready. [replica]*/
+    /** The same for a sparse gradient: int64 `indices` (sparse_dims, n), `values` (n, ...), both moved, and the dense shape. Entries come in
+ any order; those of one place are added. Null: make it dense and call ready. [replica]*/
     pub ready_sparse: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -1091,7 +1092,7 @@ pub struct stg_model {
     pub release: ::std::option::Option<
         unsafe extern "C" fn(self_: *mut ::std::os::raw::c_void),
     >,
-    /// Makes a replica, owned by the caller until destroy_replica. Replicas of one seed start from equal weights. [replica]
+    /// Makes a replica: `out` is owned by the caller until destroy_replica. Replicas of one seed start from equal weights. [replica]
     pub replicate: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -1099,7 +1100,7 @@ pub struct stg_model {
             out: *mut *mut stg_replica,
         ) -> *mut stg_error,
     >,
-    /** Destroys a replica; no graph of it is left. Of a replica whose memory the strategy has lent, when the last such tensor is
+    /** Destroys `replica`, consumed; no graph of it is left. Of a replica whose memory the strategy has lent, when the last such tensor is
  released, on the thread that does it, even after the strategy's destroy. [replica]*/
     pub destroy_replica: ::std::option::Option<
         unsafe extern "C" fn(
@@ -1124,7 +1125,8 @@ pub struct stg_model {
             train: u32,
         ) -> *mut stg_error,
     >,
-    /// Runs one step on the replica's share of the batch. `batch` is moved in; a graph that reads it keeps it. `context` is borrowed. [replica]
+    /** Runs one step on the replica's share of the batch. `batch` is moved in; a graph that reads it keeps it. `result` is the
+ caller's memory. [replica]*/
     pub step: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -1134,8 +1136,8 @@ pub struct stg_model {
             result: *mut stg_model_step_result,
         ) -> *mut stg_error,
     >,
-    /** Runs backward from the loss times `scale` and reports to the sink (borrowed). Consumes the graph on every return. An error from
- the sink ends it and comes back as the cause. `flags`: 0. [replica]*/
+    /** Runs backward from the loss times `scale` and reports to the sink. Consumes `graph` on every return. An error from the sink
+ ends it and comes back as the cause. `flags`: 0. [replica]*/
     pub backward: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -1146,7 +1148,7 @@ pub struct stg_model {
             sink: *const stg_gradient_sink,
         ) -> *mut stg_error,
     >,
-    /// Drops a graph unused. [replica]
+    /// Drops `graph` unused, and consumes it. [replica]
     pub release_graph: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -1157,8 +1159,8 @@ pub struct stg_model {
     /** Makes parameter `index` (or buffer num_parameters + i) live in `storage`: same shape, dtype and device, writable, kept by the
  strategy until destroy_replica. The values in `storage` are the parameter's from then on (the strategy has put them there), and
  describe tells the new memory. `gradient`, null or such a tensor, is where its gradient shall be written (not added); `ready` then
- gets a handle over it. How replicas on one CPU share their weights. Both are borrowed handles over memory that outlives the
- replica. [replica]*/
+ gets a handle over it. How replicas on one CPU share their weights. `storage` and `gradient` are borrowed handles
+ over memory that outlives the replica. [replica]*/
     pub bind: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -1175,8 +1177,8 @@ pub struct stg_model {
             replica: *mut stg_replica,
         ) -> *mut stg_error,
     >,
-    /** Splits a batch (borrowed) into at most `num_shares` shares, for packed or ragged batches. Fills `shares` from the front and sets
- `num_filled`; the caller owns them. Called on the calling thread, on the root's replica. [replica]*/
+    /** Splits a batch (borrowed) into at most `num_shares` shares, for packed or ragged batches. Fills `shares` from the front, owned by the
+ caller, and sets `num_filled`. Called on the calling thread, on the root's replica. [replica]*/
     pub split: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -1187,7 +1189,8 @@ pub struct stg_model {
             num_filled: *mut u64,
         ) -> *mut stg_error,
     >,
-    /// Moves a share (moved in) to the replica's device; `out` is owned by the caller. Null: the strategy moves every tensor leaf. [replica]
+    /** Moves a share to the replica's device: `batch` is moved in, `out` is owned by the caller. Null: the strategy
+ moves every tensor leaf. [replica]*/
     pub transfer: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -1292,8 +1295,8 @@ pub struct stg_model_factory {
     pub summary: stg_string,
     /// lifetime: the process; the JSON Schema of `options`
     pub options_schema: stg_string,
-    /** Makes a model from its options (a JSON object, borrowed), checked against the schema by the host. The model starts with one
- reference, the caller's, dropped by its `release`. `host` is borrowed, retained if kept; it may be null. [any]*/
+    /** Makes a model from its options (a JSON object, borrowed), checked against the schema by the host. `out` is owned by the
+ caller: one reference, dropped by its `release`. `host` is borrowed, retained if kept; it may be null. [any]*/
     pub create: ::std::option::Option<
         unsafe extern "C" fn(
             options_json: stg_string,
@@ -1745,21 +1748,21 @@ const _: () = {
         "Offset of field: stg_checkpoint_args::flags",
     ][::std::mem::offset_of!(stg_checkpoint_args, flags) - 40usize];
 };
-/** The functions of a strategy. Growing; a function table. `self` is the instance. `call` is borrowed, null: no deadline. Results
- that are trees are owned by the caller.*/
+/** The functions of a strategy. Growing; a function table. `self` is the instance. `call` is borrowed, null: no deadline.
+ `batch`, `object` and `state` are moved or borrowed.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct stg_strategy_api {
     pub struct_size: u64,
-    /// Makes an instance: reads its config and finds its devices; starts nothing. `args` is borrowed. [any]
+    /// Makes an instance, `out`, owned by the caller until destroy: reads its config and finds its devices; starts nothing. [any]
     pub create: ::std::option::Option<
         unsafe extern "C" fn(
             args: *const stg_create_args,
             out: *mut *mut stg_strategy,
         ) -> *mut stg_error,
     >,
-    /** Ends an instance in any state and joins its threads; tensors that it returned stay valid. From inside one of the instance's
- callbacks, on whatever thread, it does nothing. Null is allowed. [owner, all]*/
+    /** Ends an instance, `self`, in any state: consumes it and joins its threads; tensors that it returned stay valid. From inside one of
+ the instance's callbacks, on whatever thread, it does nothing. Null is allowed. [owner, all]*/
     pub destroy: ::std::option::Option<unsafe extern "C" fn(self_: *mut stg_strategy)>,
     /** Makes the call in progress return STG_ABORTED as soon as it can; the instance is then draining. A setup or teardown that it comes
  into ends so too. [any, all]*/
@@ -1920,8 +1923,8 @@ pub struct stg_strategy_api {
             out: *mut stg_update_result,
         ) -> *mut stg_error,
     >,
-    /** training_step, backward and, with STG_BATCH_LAST_MICRO_BATCH, optimizer_step in one hand-off; bitwise equal to them. `update` may
- be null. [owner, fit]*/
+    /** training_step, backward and, with STG_BATCH_LAST_MICRO_BATCH, optimizer_step in one hand-off; bitwise equal to them. `update`: the
+ caller's memory, may be null. [owner, fit]*/
     pub train_batch: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut stg_strategy,
@@ -1938,8 +1941,8 @@ pub struct stg_strategy_api {
             call: *const stg_call,
         ) -> *mut stg_error,
     >,
-    /** The reduced gradients, for a host's own optimizer: a dict from main name to tensor, or none where there is no gradient; views,
- valid until the next call of the instance that is not a query (copies with STG_CREATE_CALLER_THREAD_ONLY). [owner, fit]*/
+    /** The reduced gradients, for a host's own optimizer: `out` is a dict from main name to tensor, or none where there is no
+ gradient; views, valid until the next call of the instance that is not a query (copies with STG_CREATE_CALLER_THREAD_ONLY). [owner, fit]*/
     pub gradients: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut stg_strategy,
@@ -1981,8 +1984,8 @@ pub struct stg_strategy_api {
             out: *mut stg_step_result,
         ) -> *mut stg_error,
     >,
-    /** Reduces one set of gradients per device in place, nothing else asked of the instance. `args` is borrowed. A read-only, overlapping
- or stride-0 gradient is refused before anything is written. [owner, modelless]*/
+    /** Reduces one set of gradients per device in place, nothing else asked of the instance. A read-only, overlapping or stride-0
+ gradient is refused before anything is written. [owner, modelless]*/
     pub reduce_gradients: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut stg_strategy,
@@ -2010,7 +2013,7 @@ pub struct stg_strategy_api {
             report: *mut stg_tree,
         ) -> *mut stg_error,
     >,
-    /// Writes a checkpoint folder as a whole or not at all. `args` is borrowed. [owner, fit evaluate]
+    /// Writes a checkpoint folder as a whole or not at all. [owner, fit evaluate]
     pub save: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut stg_strategy,
@@ -2018,7 +2021,8 @@ pub struct stg_strategy_api {
             args: *const stg_checkpoint_args,
         ) -> *mut stg_error,
     >,
-    /** Reads one. `host_json`: the string value given to save, owned by the caller; may be null. `report` as in import_state.
+    /** Reads one. `host_json`: the string value given to save, owned by the caller; may be null. `report` as in import_state, owned by the
+ caller.
  [owner, fit evaluate]*/
     pub load: ::std::option::Option<
         unsafe extern "C" fn(
@@ -2322,7 +2326,8 @@ const _: () = {
         "Offset of field: stg_probe_reply::text_size_bytes",
     ][::std::mem::offset_of!(stg_probe_reply, text_size_bytes) - 40usize];
 };
-/// The one exported symbol. Allocates nothing and starts nothing; may be called any number of times. [any]
+/** The one exported symbol. Allocates nothing and starts nothing; may be called any number of times. `reply` is the
+ caller's memory. [any]*/
 pub type stg_plugin_probe_fn = ::std::option::Option<
     unsafe extern "C" fn(
         request: *const stg_probe_request,
