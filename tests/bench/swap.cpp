@@ -83,8 +83,8 @@ void measure(const fs::path& folder, const Json& optimizer, const std::string& f
   }
   stg_session_close(session);
   std::printf("%s, %s <-> %s, %d pairs: swap %.1f ms, checkpoint written and read %.1f ms, ratio %.3f\n",
-              optimizer["name"].get<std::string>().c_str(), from.c_str(), to.c_str(), num_pairs, median(swaps), median(round_trips),
-              median(ratios));
+              optimizer["name"].get<std::string>().c_str(), from.c_str(), to.c_str(), num_pairs, median(swaps),
+              median(round_trips), median(ratios));
 }
 
 }  // namespace

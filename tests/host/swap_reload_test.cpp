@@ -66,7 +66,8 @@ TEST_CASE("SIGUSR1 has a fit read its config again and swap to the strategy in i
   REQUIRE(run.metrics("swap").size() == 1);
   CHECK(run.metrics("swap")[0]["step"] == 5);
   CHECK(run.metrics("swap")[0]["strategy"] == Json{{"name", "data_parallel"}, {"devices", 2}, {"accelerator", "cpu"}});
-  CHECK(finished.err == Contains{"before update 6: strategy \"data_parallel\" on cpu:0, cpu:1 in the place of \"single_device\""});
+  CHECK(finished.err ==
+        Contains{"before update 6: strategy \"data_parallel\" on cpu:0, cpu:1 in the place of \"single_device\""});
   Run same("single_device");
   same.config["trainer"] = run.config["trainer"];
   REQUIRE(same.fit().code == 0);
@@ -175,15 +176,18 @@ TEST_CASE("The config's swaps come at ascending steps, each a strategy") {
     return finished.err;
   };
   const Json to = strategy("data_parallel", 2);
-  CHECK(error_with(Json::array({swap_at(5, to), swap_at(3, to)})) == Contains{"/swap/1/at_step: 3 must be after the swap before it, at 5"});
+  CHECK(error_with(Json::array({swap_at(5, to), swap_at(3, to)})) ==
+        Contains{"/swap/1/at_step: 3 must be after the swap before it, at 5"});
   CHECK(error_with(Json::array({swap_at(5, to), swap_at(5, to)})) == Contains{"/swap/1/at_step: 5 must be after"});
   CHECK(error_with(Json::array({swap_at(0, to)})) == Contains{"/swap/0/at_step: 0 is not allowed"});
   CHECK(error_with(Json::array({{{"at_step", 1}}})) == Contains{"/swap/0/strategy: this key, an object, is required"});
-  CHECK(error_with(Json::array({swap_at(1, {{"name", "x"}, {"device", 1}})})) == Contains{"/swap/0/strategy/device: unknown key"});
+  CHECK(error_with(Json::array({swap_at(1, {{"name", "x"}, {"device", 1}})})) ==
+        Contains{"/swap/0/strategy/device: unknown key"});
   run.config["swap"] = Json::array({swap_at(5, strategy("data_paralel"))});
   const Finished finished = run.fit();
   CHECK(finished.code == 0);
-  CHECK(finished.err == Contains{"/swap/0/strategy: as things are, the swap at step 5 will leave the strategy before it in place"});
+  CHECK(finished.err ==
+        Contains{"/swap/0/strategy: as things are, the swap at step 5 will leave the strategy before it in place"});
 }
 
 TEST_CASE("A run that is killed after a swap resumes to the same end, lines of its swaps included") {

@@ -23,8 +23,8 @@ struct SwapRun {
 
   Requests requests;
   std::vector<std::string> warnings;
-  std::vector<double> losses;                       // of each update
-  std::vector<Json> swap_lines;                     // of the metrics
+  std::vector<double> losses;                         // of each update
+  std::vector<Json> swap_lines;                       // of the metrics
   std::vector<std::pair<int64_t, std::string>> told;  // of the event: step, and the error's text
   std::function<void(int64_t step)> after_update = [](int64_t) {};
   std::unique_ptr<Session> session;

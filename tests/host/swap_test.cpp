@@ -58,7 +58,9 @@ TEST_CASE("A run that is swapped from one device to two, to three and back has t
   CHECK(run.result["strategy"] == "single_device");
 }
 
-TEST_CASE("A swap to the same arithmetic changes nothing, to the bit: dropout, buffers, schedule, loss scale, accumulation, the order of samples") {
+TEST_CASE(
+    "A swap to the same arithmetic changes nothing, to the bit: dropout, buffers, schedule, loss scale, accumulation, the order "
+    "of samples") {
   const TemporaryFolder folder;
   const Json same = GENERATE(1, 2) == 1 ? single : parallel(2);
   Json config = swap_config(folder, same);
@@ -163,14 +165,13 @@ TEST_CASE("A swap that fails leaves the old strategy running as if it had not be
     Json strategy;
     std::string reason;
   };
-  const Case cases[] = {
-      {strategy("data_paralel"), "did you mean \"data_parallel\"?"},
-      {{{"name", "bad"}, {"path", TEST_PLUGINS "/bad/refuses.so"}}, "wants a host that was made on a Tuesday"},
-      {in_trouble("create"), "there is no such device"},
-      {in_trouble("setup"), "was told to fail"},
-      {in_trouble("memory"), "out of memory"},
-      {strategy("data_parallel", 2, {{"bucket", 1}}), "/strategy/options/bucket: unknown key"},
-      {{{"name", "single_device"}, {"accelerator", "cuda"}}, "/strategy/accelerator is \"cuda\""}};
+  const Case cases[] = {{strategy("data_paralel"), "did you mean \"data_parallel\"?"},
+                        {{{"name", "bad"}, {"path", TEST_PLUGINS "/bad/refuses.so"}}, "wants a host that was made on a Tuesday"},
+                        {in_trouble("create"), "there is no such device"},
+                        {in_trouble("setup"), "was told to fail"},
+                        {in_trouble("memory"), "out of memory"},
+                        {strategy("data_parallel", 2, {{"bucket", 1}}), "/strategy/options/bucket: unknown key"},
+                        {{{"name", "single_device"}, {"accelerator", "cuda"}}, "/strategy/accelerator is \"cuda\""}};
   const Case& tried = cases[GENERATE(range(0, 7))];
   const Json old = GENERATE(1, 2) == 1 ? single : parallel(2);
   Json config = swap_config(folder, old);
@@ -215,7 +216,8 @@ TEST_CASE("Out of memory in one replica of the new strategy leaves the old one r
   CHECK(weights_of(run.result) == weights_of(other.result));
 }
 
-TEST_CASE("Where a device can't hold two strategies the state goes through host memory, and back where the new one can't be set up") {
+TEST_CASE(
+    "Where a device can't hold two strategies the state goes through host memory, and back where the new one can't be set up") {
   const TemporaryFolder folder;
   const std::string trouble = GENERATE("crowded", "full");
   Json config = swap_config(folder, in_trouble("crowded"));
