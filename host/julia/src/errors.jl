@@ -84,14 +84,16 @@ end
 
 const FREE = Ref{Ptr{Cvoid}}(C_NULL)
 const OUT_OF_MEMORY = Ref{Ptr{stg_error}}(C_NULL)
-const THROWN = Pair{UInt,Exception}[]  # the last ones, for when they come back; an error may be released unread, so their number is bounded
+# What was thrown last, for when it comes back: (number, exception, backtrace). An error may be released unread, so their number is bounded.
+# Making frames of a backtrace takes 40 ms: only of one that does come back.
+const THROWN = Tuple{UInt,Any,Any}[]
 const THROWN_LOCK = Threads.SpinLock()
 const NUM_THROWN = Ref{UInt}(0)
 
-function remember_thrown(exception)
+function remember_thrown(exception, backtrace)
     lock(THROWN_LOCK)
     number = NUM_THROWN[] += 1
-    push!(THROWN, number => exception)
+    push!(THROWN, (number, exception, backtrace))
     length(THROWN) > 64 && popfirst!(THROWN)
     unlock(THROWN_LOCK)
     number
@@ -99,11 +101,11 @@ end
 
 function take_thrown(number)
     lock(THROWN_LOCK)
-    found = findfirst(pair -> first(pair) == number, THROWN)
-    exception = found === nothing ? nothing : last(THROWN[found])
-    found === nothing || deleteat!(THROWN, found)
+    place = findfirst(thrown -> thrown[1] == number, THROWN)
+    found = place === nothing ? nothing : THROWN[place]
+    place === nothing || deleteat!(THROWN, place)
     unlock(THROWN_LOCK)
-    exception
+    found === nothing ? nothing : found[2] isa StratagemError ? found[2] : CapturedException(found[2], found[3])
 end
 
 function c_error(code::UInt32, message::String, number::UInt, release::Ptr{Cvoid})
@@ -127,8 +129,7 @@ function c_error(exception, backtrace)
     catch
         "a $(typeof(exception)), whose message can't be shown"
     end
-    number = remember_thrown(exception isa StratagemError ? exception : CapturedException(exception, backtrace))
-    c_error(exception isa Exception ? code_of(exception) : STG_UNKNOWN, message, number, FREE[])
+    c_error(exception isa Exception ? code_of(exception) : STG_UNKNOWN, message, remember_thrown(exception, backtrace), FREE[])
 end
 
 "Runs a callback's body: what it throws is the callback's error."

@@ -104,7 +104,7 @@ end
     cycle = Any[1]
     push!(cycle, cycle)
     @test refused(cycle, "64 levels")
-    @test refused(Any[fill(0.0) for _ in 1:S.STG_MAX_TREE_NODES], "one too many")
+    @test refused(fill!(Vector{Any}(undef, S.STG_MAX_TREE_NODES), 1), "one too many")
     foreign = S.TensorHandle([1.0])
     t = foreign.tensor
     v = t.view
