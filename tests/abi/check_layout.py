@@ -79,7 +79,7 @@ class LayoutTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name) / "copy"
-        for name in ("abi", "host/include", "host/julia/src", "docs/reference"):
+        for name in ("abi", "host/include", "host/julia/src", "host/python/stratagem", "docs/reference"):
             shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__"))
         self.headers = {p.name: p for p in [*self.root.glob("abi/stratagem/*.h"), *self.root.glob("host/include/stratagem/*.h")]}
 
@@ -125,7 +125,7 @@ class LayoutTest(unittest.TestCase):
         result = self.script("check", self.root)
         self.assertEqual(result.returncode, 1)
         self.assertIn("./run layout", result.stdout)
-        for part in ("+FIELD(stg_call, num_streams, 8, 8);", "-FIELD(stg_call, num_streams, 32, 8);", "host/julia/src/generated.jl",
+        for part in ("+FIELD(stg_call, num_streams, 8, 8);", "-FIELD(stg_call, num_streams, 32, 8);", "host/julia/src/generated.jl", "host/python/stratagem/_generated.py",
                      "docs/reference/call.md", "abi/layout/1.0.json"):
             self.assertIn(part, result.stdout)
         self.assertEqual(self.script("write", self.root).returncode, 0)
