@@ -29,6 +29,16 @@ using stratagem::StepContext;
 using stratagem::StepOutput;
 using stratagem::TensorTree;
 
+// PyTorch would broadcast: 8 predictions of shape (8, 1) against 8 targets of shape (8) make 64 differences.
+void check_same_shape(const char* loss, const at::Tensor& predicted, const at::Tensor& targets) {
+  if (predicted.sizes() == targets.sizes()) return;
+  const bool is_one_column = predicted.numel() == targets.numel();
+  throw invalid_argument(loss, " compares element by element, and forward gives ", c10::str(predicted.sizes()),
+                         " for targets of ", c10::str(targets.sizes()), "; the shapes must be equal: ",
+                         is_one_column ? "let forward end in .reshape(...) or .squeeze(1), or store the targets in its shape"
+                                       : "let forward give one prediction for each target");
+}
+
 struct Loss {
   const char* name;
   at::Tensor (*of)(const at::Tensor& predicted, const at::Tensor& targets);
@@ -136,7 +146,7 @@ class TorchScriptModel : public stratagem::TensorModel {
 
   StepOutput training_step(const Batch& batch, const StepContext&) override {
     if (const auto method = module_.find_method("training_step")) return {run(*method, batch)};
-    return loss_->of(forward(batch), targets(batch));
+    return loss(forward(batch), targets(batch));
   }
   StepOutput validation_step(const Batch& batch, const StepContext&) override { return evaluate("validation_step", batch); }
   StepOutput test_step(const Batch& batch, const StepContext&) override {
@@ -156,6 +166,11 @@ class TorchScriptModel : public stratagem::TensorModel {
     return result.toTensor();
   }
 
+  at::Tensor loss(const at::Tensor& predicted, const at::Tensor& targets) const {
+    if (!loss_->has_classes) check_same_shape(loss_->name, predicted, targets);
+    return loss_->of(predicted, targets);
+  }
+
   StepOutput evaluate(const std::string& stage, const Batch& batch) {
     if (const auto method = module_.find_method(stage)) return {run(*method, batch)};
     if (loss_ == nullptr) {
@@ -163,9 +178,11 @@ class TorchScriptModel : public stratagem::TensorModel {
                              " nor, in the options, a loss between forward(inputs) and the targets");
     }
     const at::Tensor predicted = forward(batch);
-    const at::Tensor loss = loss_->of(predicted, targets(batch));
-    if (!loss_->has_classes) return {{"loss", loss}};
-    return {{"loss", loss}, {"accuracy", predicted.argmax(1).eq(targets(batch)).to(loss.scalar_type()).mean()}};
+    const at::Tensor value = loss(predicted, targets(batch));
+    if (!loss_->has_classes) return {{"loss", value}};
+    at::Tensor labels = targets(batch);
+    if (labels.sizes() == predicted.sizes()) labels = labels.argmax(1);  // cross_entropy takes a probability for each class, too
+    return {{"loss", value}, {"accuracy", predicted.argmax(1).eq(labels).to(value.scalar_type()).mean()}};
   }
 
   TensorTree run(const torch::jit::Method& method, const Batch& batch) {

@@ -364,3 +364,53 @@ TEST_CASE(
   CHECK(instance.status().num_updates == 1);
   std::filesystem::remove(path);
 }
+
+TEST_CASE("predictions and targets of a TorchScript file that differ in shape are an error with both, not broadcast") {
+  const auto path = std::filesystem::temp_directory_path() / concat("stratagem-column-", getpid(), ".pt");
+  torch::jit::Module module("Column");
+  module.register_parameter("w", at::ones({3}).set_requires_grad(true), false);
+  module.define("def forward(self, inputs):\n    return (inputs * self.w).sum(1, keepdim=True)\n");
+  module.save(path.string());
+  const auto batch = [](std::vector<int64_t> shape) {
+    Dict made;
+    made.emplace_back("inputs", tensor_of({1, 2, 3, 4, 5, 6}, {2, 3}));
+    made.emplace_back("targets", tensor_of(std::vector<double>(shape.size() == 2 && shape[1] == 3 ? 6 : 2, 1.0), shape));
+    return make_tree(std::move(made));
+  };
+  for (const std::string loss : {"mse_loss", "l1_loss", "binary_cross_entropy_with_logits"}) {
+    const ModelPtr model = make_model(load_plugin(TORCHSCRIPT_PLUGIN), "torchscript",
+                                      concat(R"({"path": ")", path.string(), R"(", "loss": ")", loss, "\"}"));
+    Instance instance("single_device", R"({"devices": 1, "optimizer": {"name": "sgd"}})");
+    instance.setup(model.get());
+    for (const auto& [shape, text] :
+         {std::pair{std::vector<int64_t>{2}, "[2]"}, std::pair{std::vector<int64_t>{2, 3}, "[2, 3]"}}) {
+      for (const bool is_training : {true, false}) {
+        const Error error = error_of([&] { is_training ? instance.train(batch(shape)) : instance.validate(batch(shape)); });
+        INFO(error.message);
+        CHECK(error.code == STG_INVALID_ARGUMENT);
+        CHECK_THAT(error.message, Catch::Contains(loss) && Catch::Contains("[2, 1]") && Catch::Contains(text));
+      }
+    }
+    instance.train(batch({2, 1}));
+    CHECK(instance.status().num_updates == 1);
+  }
+  std::filesystem::remove(path);
+}
+
+TEST_CASE("the accuracy of a TorchScript file whose targets are a probability for each class compares the likeliest") {
+  const auto path = std::filesystem::temp_directory_path() / concat("stratagem-classes-", getpid(), ".pt");
+  torch::jit::Module module("Classes");
+  module.register_parameter("w", at::ones({3}).set_requires_grad(true), false);
+  module.define("def forward(self, inputs):\n    return inputs * self.w\n");
+  module.save(path.string());
+  const ModelPtr model = make_model(load_plugin(TORCHSCRIPT_PLUGIN), "torchscript",
+                                    concat(R"({"path": ")", path.string(), R"(", "loss": "cross_entropy"})"));
+  Instance instance("single_device", R"({"devices": 1, "optimizer": {"name": "sgd"}})");
+  instance.setup(model.get());
+  Dict batch;
+  batch.emplace_back("inputs", tensor_of({9, 0, 0, 0, 9, 0, 0, 0, 9}, {3, 3}));
+  batch.emplace_back("targets", tensor_of({0.8, 0.1, 0.1, 0.1, 0.8, 0.1, 0.1, 0.8, 0.1}, {3, 3}));
+  const StepOutcome outcome = instance.validate(make_tree(std::move(batch)));
+  CHECK(numbers(*find(outcome.outputs.root(), "accuracy")).at(0) == Approx(2.0 / 3));
+  std::filesystem::remove(path);
+}
