@@ -251,22 +251,29 @@ std::optional<std::string> tensor_fault(const stg_tensor& tensor) {
   }
   const std::optional<uint64_t> size_bytes = checked_size_bytes(view.dtype, shape_of(view));
   if (!size_bytes) return concat("the shape ", shape_text(view), " needs more than 2^62 bytes");
+  constexpr uint64_t most_bytes = uint64_t{1} << 62;
+  if (view.byte_offset > most_bytes) return concat("byte_offset ", view.byte_offset, " is over 2^62 bytes");
   if (*size_bytes == 0) return {};
+  uint64_t span_bytes = *size_bytes;
   if (view.strides != nullptr) {
-    uint64_t span_bytes = element_size_bytes(view.dtype);
+    span_bytes = element_size_bytes(view.dtype);
     for (int32_t d = 0; d < view.num_dims; ++d) {
       if (view.shape[d] <= 1) continue;
       if (view.strides[d] < 0) return concat("negative stride ", view.strides[d], " in dimension ", d);
       uint64_t reach = 0;
       if (__builtin_mul_overflow(static_cast<uint64_t>(view.shape[d] - 1), static_cast<uint64_t>(view.strides[d]), &reach) ||
           __builtin_mul_overflow(reach, element_size_bytes(view.dtype), &reach) ||
-          __builtin_add_overflow(span_bytes, reach, &span_bytes) || span_bytes > uint64_t{1} << 62) {
+          __builtin_add_overflow(span_bytes, reach, &span_bytes) || span_bytes > most_bytes) {
         return concat("stride ", view.strides[d], " in dimension ", d, " reaches over 2^62 bytes");
       }
     }
   }
   if (view.data == nullptr) return concat("null data for the shape ", shape_text(view));
-  const uint64_t address = reinterpret_cast<uintptr_t>(view.data) + view.byte_offset;
+  const auto data = reinterpret_cast<uintptr_t>(view.data);
+  if (span_bytes > most_bytes - view.byte_offset || view.byte_offset + span_bytes > UINTPTR_MAX - data) {
+    return concat("byte_offset ", view.byte_offset, " and the ", span_bytes, " bytes after it reach over 2^62 bytes");
+  }
+  const uint64_t address = data + view.byte_offset;
   if (address % alignment_bytes(view.dtype) != 0) {
     return concat("data + byte_offset (", view.byte_offset, ") is not aligned for ", dtype_name(view.dtype));
   }

@@ -2,6 +2,8 @@
 #include "strategy/gradient_sets.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <numeric>
 
 #include "base/dlpack.hpp"
@@ -38,10 +40,26 @@ class SetReduction {
                              " devices, one set each");
     }
     for (size_t s = 0; s < sets_.size(); ++s) check_set(s, devices[s]);
-    if (is_mean_ && !(total_weight() > 0))
+    if (is_mean_ && std::all_of(sets_.begin(), sets_.end(), [](const stg_gradient_set* set) { return set->weight == 0; }))
       throw invalid_argument("reduce_gradients: the weights of all sets are 0; a mean needs one over 0");
     for (uint64_t g = 0; g < sets_[0]->num_gradients; ++g) check_alike(g);
     check_apart();
+  }
+
+  // Weights may be larger or smaller than the gradients' type has numbers, and their sum than double has. Equal ones are 1 each; others
+  // are divided by a power of two, which leaves the bits of sums as they are, so that their sum is at most 1.
+  void normalise_weights() {
+    double largest = 0;
+    bool are_equal = true;
+    for (const stg_gradient_set* set : sets_) {
+      if (set->weight == 0) continue;
+      are_equal = are_equal && (largest == 0 || set->weight == largest);
+      largest = std::max(largest, set->weight);
+    }
+    const int exponent = std::ilogb(largest) + 1 + static_cast<int>(std::bit_width(sets_.size()));
+    for (const stg_gradient_set* set : sets_)
+      weights_.push_back(set->weight == 0 ? 0 : are_equal ? 1 : std::ldexp(set->weight, -exponent));
+    total_weight_ = std::accumulate(weights_.begin(), weights_.end(), 0.0);
   }
 
   void prepare() {
@@ -89,11 +107,6 @@ class SetReduction {
   }
 
  private:
-  double total_weight() const {
-    return std::accumulate(sets_.begin(), sets_.end(), 0.0,
-                           [](double sum, const stg_gradient_set* set) { return sum + set->weight; });
-  }
-
   void check_set(size_t s, stg_device device) const {
     const stg_gradient_set& set = *sets_[s];
     if (set.device.kind != device.kind || set.device.index != device.index) {
@@ -182,9 +195,9 @@ class SetReduction {
       for (size_t s = 0; s < sets_.size(); ++s) {
         if (!slot.is_read[s]) continue;
         kernels::load(values, static_cast<const T*>(slot.memory[s]) + at, count);
-        kernels::add_scaled(sums, values, count, is_mean_ ? static_cast<Number>(sets_[s]->weight) : Number{1});
+        kernels::add_scaled(sums, values, count, is_mean_ ? static_cast<Number>(weights_[s]) : Number{1});
       }
-      if (is_mean_) kernels::divide(sums, count, static_cast<Number>(total_weight()));
+      if (is_mean_) kernels::divide(sums, count, static_cast<Number>(total_weight_));
       for (void* memory : slot.memory) {
         for (int64_t i = 0; i < count; ++i) static_cast<T*>(memory)[at + i] = as_element<T>(sums[i]);
       }
@@ -193,6 +206,8 @@ class SetReduction {
 
   const std::vector<stg_gradient_set*>& sets_;
   bool is_mean_;
+  std::vector<double> weights_;  // by set: their share of total_weight_
+  double total_weight_ = 0;
   std::vector<Slot> slots_;
 };
 
@@ -202,6 +217,7 @@ void reduce_gradient_sets(const std::vector<stg_gradient_set*>& sets, uint64_t o
                           Workers& workers, const Call& call) {
   SetReduction reduction(sets, op);
   reduction.check(devices);
+  if (op == STG_REDUCE_MEAN) reduction.normalise_weights();
   reduction.prepare();
   reduction.run(workers, call);
   reduction.hand_out();

@@ -254,6 +254,16 @@ TEST_CASE("an address that the element type can't have is refused, complex ones 
   check_tensor(raw.abi, "x");
 }
 
+TEST_CASE("an offset that overflows, alone or with what follows it, is refused") {
+  Raw<float> raw{{1, 2, 3, 4}, float32, {4}};
+  for (const uint64_t offset : {(uint64_t{1} << 62) - 12, uint64_t{1} << 62, uint64_t{1} << 63, ~uint64_t{3}}) {
+    raw.abi.view.byte_offset = offset;
+    check_error(refusal(raw.abi), STG_INVALID_ARGUMENT, {concat("byte_offset ", offset), "2^62"});
+  }
+  raw.abi.view.shape[0] = 0;
+  check_error(refusal(raw.abi), STG_INVALID_ARGUMENT, {concat("byte_offset ", ~uint64_t{3})});
+}
+
 TEST_CASE("contiguity is told from shape and strides") {
   const auto contiguous = [](std::vector<int64_t> shape, std::vector<int64_t> strides) {
     const Raw<float> raw{{0}, float32, std::move(shape), std::move(strides)};

@@ -15,6 +15,7 @@ typedef struct reduction {
   uint64_t num_sets;
   uint64_t num_gradients;
   int is_mean;
+  double largest_weight; /* the others are multiples of it, so that their sum is a number */
   double total_weight;
   stg_tensor** added; /* num_sets x num_gradients: what fills null slots */
 } reduction;
@@ -46,8 +47,10 @@ static stg_error* check_sets(const stg_strategy* self, const stg_reduce_gradient
     if (set->num_gradients > 0 && set->gradients == NULL) {
       return seq_error(STG_INVALID_ARGUMENT, "set %" PRIu64 ": gradients is null", i);
     }
-    state->total_weight += set->weight;
+    if (set->weight > state->largest_weight) state->largest_weight = set->weight;
   }
+  for (uint64_t i = 0; i < state->num_sets && state->largest_weight > 0; ++i)
+    state->total_weight += state->sets[i].weight / state->largest_weight;
   if (state->is_mean && state->total_weight == 0) return seq_error(STG_INVALID_ARGUMENT, "all weights are 0: a mean of nothing");
   return NULL;
 }
@@ -176,7 +179,7 @@ static void reduce_slot(const reduction* state, uint64_t index) {
     for (uint64_t set = 0; set < state->num_sets; ++set) {
       const stg_tensor* gradient = slot(state, set, index);
       if (gradient == NULL || !is_read(state, set)) continue;
-      sum += (state->is_mean ? state->sets[set].weight : 1) * read_element(&gradient->view, at);
+      sum += (state->is_mean ? state->sets[set].weight / state->largest_weight : 1) * read_element(&gradient->view, at);
     }
     if (state->is_mean) sum /= state->total_weight;
     for (uint64_t set = 0; set < state->num_sets; ++set) {
@@ -218,7 +221,7 @@ stg_error* seq_reduce_gradients(stg_strategy* self, const stg_call* call, const 
   stg_error* error = seq_read_struct(&read, sizeof read, args, STG_REDUCE_GRADIENTS_ARGS_MIN_SIZE, "reduce_gradients_args");
   if (error != NULL) return error;
   if (self != NULL && read.num_sets == self->num_devices && read.sets != NULL) {
-    reduction state = {calloc(read.num_sets, sizeof(stg_gradient_set)), read.num_sets, 0, 0, 0, NULL};
+    reduction state = {calloc(read.num_sets, sizeof(stg_gradient_set)), read.num_sets, 0, 0, 0, 0, NULL};
     if (state.sets == NULL) error = seq_out_of_memory();
     for (uint64_t i = 0; error == NULL && i < read.num_sets; ++i) {
       error = seq_read_struct(&state.sets[i], sizeof *state.sets, read.sets[i], STG_GRADIENT_SET_MIN_SIZE, "gradient_set");

@@ -55,6 +55,7 @@ const char* seq_tensor_fault(const stg_tensor* tensor) {
   if (view->dtype.code > STG_DTYPE_BOOL || view->dtype.code == 3) return "an unknown dtype";
   if (view->num_dims < 0 || view->num_dims > MAX_DIMS) return "a number of dimensions outside of 0 to 64";
   if (view->num_dims > 0 && view->shape == NULL) return "a null shape";
+  if (view->byte_offset >= UINT64_C(1) << 62) return "a byte_offset that overflows";
   const uint64_t element_bytes = seq_element_bytes(view->dtype);
   const uint64_t alignment = view->dtype.code == STG_DTYPE_COMPLEX ? element_bytes / 2 : element_bytes;
   if ((uintptr_t)seq_data(view) % alignment != 0) return "data that is not aligned to its elements";

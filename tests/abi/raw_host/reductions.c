@@ -104,6 +104,20 @@ static void bad_weights_are_refused(void) {
   end();
 }
 
+static void weights_of_any_size_are_taken(void) {
+  static const double units[] = {5e307, 1e300, 1e30, 1e-45, 1e-300, 5e-324};
+  for (int u = 0; u < 6; ++u) {
+    double weights[64], total = 0;
+    if (!begin(1)) return;
+    for (uint64_t i = 0; i < all->num_sets; ++i) {
+      total += weights[i] = (double)i + 1;
+      all->of[i].weight = units[u] * weights[i];
+    }
+    if (SUCCEEDS(reduce(strategy, all, STG_REDUCE_MEAN))) check_results(0, weights, total);
+    end();
+  }
+}
+
 /* ---- null slots ---- */
 
 static void null_in_all_stays_null(void) {
@@ -182,6 +196,11 @@ static void wild_shapes_are_refused(void) {
   view->strides[0] = 1;
   view->byte_offset = 2;
   FAILS(reduce(strategy, all, STG_REDUCE_MEAN), STG_INVALID_ARGUMENT, NULL);
+  static const uint64_t offsets[] = {UINT64_C(1) << 62, UINT64_C(1) << 63, UINT64_MAX - 3};
+  for (int i = 0; i < 3; ++i) {
+    view->byte_offset = offsets[i];
+    FAILS(reduce(strategy, all, STG_REDUCE_MEAN), STG_INVALID_ARGUMENT, "byte_offset");
+  }
   view->byte_offset = 0;
   all->of[0].gradients[0]->dlpack_major = 2;
   FAILS(reduce(strategy, all, STG_REDUCE_MEAN), STG_INVALID_ARGUMENT, NULL);
@@ -343,6 +362,7 @@ static const test tests[] = {
     {"a sum ignores weights", sum_ignores_weights},
     {"a set of weight 0 is not read under mean, but gets the result", weight_zero_is_not_read},
     {"negative, infinite, NaN weights and a total of 0 are refused", bad_weights_are_refused},
+    {"weights of any size are taken, though their sum or a gradient's type has no such number", weights_of_any_size_are_taken},
     {"a slot that is null in all sets stays null", null_in_all_stays_null},
     {"a slot that is null in some sets counts as zero and gets a tensor that outlives the instance", null_in_some_counts_as_zero},
     {"a read-only gradient is refused before anything is written", read_only_is_refused},
