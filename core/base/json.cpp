@@ -66,10 +66,22 @@ class Watcher {
   std::vector<Level> levels_{1};
 };
 
+// The parser tells the token that it stumbled over, and that may be all of the file.
+std::string without_long_token(const std::string& message) {
+  constexpr std::string_view before = "last read: '", after = "'";
+  const size_t begin = message.find(before);
+  const size_t end = message.rfind(after);
+  if (begin == std::string::npos || end <= begin + before.size()) return message;
+  const size_t token = begin + before.size();
+  return message.substr(0, token) + shortened(message.substr(token, end - token)) + message.substr(end);
+}
+
 }  // namespace
 
 template <class Json>
 Json parse_json(std::string_view text, const std::string& where, JsonRules rules, const TakeEntry<Json>& take) {
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos)
+    throw invalid_argument(where, ": not JSON: there is a zero byte, after ", zero, " others");
   Watcher<Json> watcher{where, rules.max_depth};
   try {
     return Json::parse(
@@ -82,8 +94,16 @@ Json parse_json(std::string_view text, const std::string& where, JsonRules rules
         },
         true, rules.allow_comments);
   } catch (const nlohmann::json::exception& error) {
-    throw invalid_argument(where, ": not JSON: ", error.what());
+    throw invalid_argument(where, ": not JSON: ", without_long_token(error.what()));
   }
+}
+
+std::string shortened(std::string text) {
+  constexpr size_t longest = 80;
+  if (text.size() <= longest) return text;
+  size_t end = longest - 3;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return text.substr(0, end) + "...";
 }
 
 template nlohmann::json parse_json(std::string_view, const std::string&, JsonRules, const TakeEntry<nlohmann::json>&);

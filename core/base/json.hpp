@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON from files of others: nlohmann's parser with two rules more, a limit on the depth and no key twice in one object (the parser
-// would keep the last without a word).
+// JSON from files of others: nlohmann's parser with three rules more: a limit on the depth, no key twice in one object (the parser
+// would keep the last without a word), and no zero byte (which it takes for the end).
 #pragma once
 
 #include <functional>
@@ -30,5 +30,8 @@ Json parse_json(std::string_view text, const std::string& where, JsonRules rules
 extern template nlohmann::json parse_json(std::string_view, const std::string&, JsonRules, const TakeEntry<nlohmann::json>&);
 extern template nlohmann::ordered_json parse_json(std::string_view, const std::string&, JsonRules,
                                                   const TakeEntry<nlohmann::ordered_json>&);
+
+/// `text` for a message: of a long one its beginning, of valid UTF-8 whole characters.
+std::string shortened(std::string text);
 
 }  // namespace stratagem

@@ -7,6 +7,7 @@
 
 #include "base/dlpack.hpp"
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/structs.hpp"
 #include "model/autocast.hpp"
 #include "model/gradients.hpp"
@@ -224,9 +225,9 @@ stg_error* create_model(const char* name, ModelClass model_class, stg_string opt
     auto model = std::make_unique<SharedModel>();
     model->name = name;
     model->model_class = model_class;
-    model->options = nlohmann::json::parse(options_json.size_bytes == 0 ? std::string_view("{}") : text_of(options_json));
-    if (!model->options.is_object())
-      throw invalid_argument("options of model '", name, "': ", model->options.dump(), " is no object");
+    const std::string where = concat("options of model '", name, "'");
+    model->options = parse_json(options_json.size_bytes == 0 ? std::string_view("{}") : text_of(options_json), where);
+    if (!model->options.is_object()) throw invalid_argument(where, ": ", shortened(model->options.dump()), " is no object");
     model->host = Host(host);
     model->table = table_for(model.get());
     *out = &model.release()->table;

@@ -15,6 +15,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t max_devices = 1024;
+constexpr uint64_t max_threads = 1024;  // far more than help; a process that can't start one is ended by its OpenMP library
 
 // One JSON object, read key by key; what was not asked for is unknown.
 class Section {
@@ -249,7 +250,7 @@ Options read_options(const json& config, Topology topology) {
   options.optimizer = read_optimizer(section.find("optimizer"));
   options.seed = section.count("seed", 0, 0, UINT64_MAX);
   options.deterministic = section.boolean("deterministic", false);
-  options.num_threads = static_cast<uint32_t>(section.count("threads", 0, 1, 65536));
+  options.num_threads = static_cast<uint32_t>(section.count("threads", 0, 1, max_threads));
   read_strategy_options(section.find("options"), topology, options);
   return options;
 }

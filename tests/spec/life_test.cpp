@@ -108,6 +108,8 @@ TEST_CASE("every bad value of a config is an error that names its JSON pointer a
   CHECK_THAT(refusal("single_device", R"({"accelerator": "cuda"})", STG_UNIMPLEMENTED), Contains("/accelerator"));
   CHECK_THAT(refusal("single_device", R"({"precision": "32"})"), Contains("/precision") && Contains("32-true"));
   CHECK_THAT(refusal("single_device", R"({"threads": 0})"), Contains("/threads"));
+  CHECK_THAT(refusal("data_parallel", R"({"threads": 65536})"), Contains("/threads is 65536") && Contains("1 to 1024"));
+  CHECK_THAT(refusal("single_device", std::string("{\"devices\": 1}\0garbage}}", 24)), Contains("zero byte"));
   CHECK_THAT(refusal("single_device", R"({"seed": -1})"), Contains("/seed"));
   CHECK_THAT(refusal("single_device", R"({"deterministic": 1})"), Contains("/deterministic"));
   CHECK_THAT(refusal("single_device", R"({"presicion": "32-true"})"), Contains("/presicion") && Contains("precision"));

@@ -65,3 +65,21 @@ TEST_CASE("comments are refused unless allowed") {
   check_error(refusal(text), STG_INVALID_ARGUMENT, {"not JSON"});
   CHECK(parse_json(text, "x", {.allow_comments = true})["a"] == 1);
 }
+
+TEST_CASE("a zero byte is no end of the text") {
+  using namespace std::string_literals;
+  check_error(refusal("{\"a\": 1}\0garbage"s), STG_INVALID_ARGUMENT, {"the file x: not JSON", "zero byte", "after 8 others"});
+  for (const std::string& text : {"\0{}"s, "{}\0"s, "\0"s, "{\"a\": \"\0\"}"s, "{} // \0"s})
+    check_error(refusal(text, {.allow_comments = true}), STG_INVALID_ARGUMENT, {"zero byte"});
+  CHECK(parse_json(R"({"a": "\u0000"})", "x")["a"] == "\0"s);  // as an escape it is a character like others
+}
+
+TEST_CASE("an error tells the place of a long text, not all of it") {
+  const Error error = refusal("{\"state\": \"" + std::string(10000, 'f') + "\n\"}");
+  check_error(error, STG_INVALID_ARGUMENT, {"line 2, column 0", "last read: '\"ffff", "...'"});
+  CHECK(error.message.size() < 400);
+  CHECK(shortened("short") == "short");
+  CHECK(shortened(std::string(80, 'x')) == std::string(80, 'x'));
+  CHECK(shortened(std::string(81, 'x')) == std::string(77, 'x') + "...");
+  CHECK(shortened(std::string(76, 'x') + "\u00e9" + std::string(9, 'x')) == std::string(76, 'x') + "...");
+}

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libstratagem/config/json_text.hpp"
 
+#include "base/json.hpp"
+
 namespace stratagem {
 
 void drop_nulls(Json& value) {
@@ -31,11 +33,6 @@ std::string pointer_to(const std::string& parent, const std::string& key) {
   return pointer;
 }
 
-std::string shown(const Json& value) {
-  constexpr size_t longest = 80;
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > longest) text = text.substr(0, longest - 3) + "...";
-  return text;
-}
+std::string shown(const Json& value) { return shortened(value.dump(-1, ' ', false, Json::error_handler_t::replace)); }
 
 }  // namespace stratagem

@@ -16,6 +16,7 @@ fs::path config_path(const std::string& text, const fs::path& base, const std::s
     problems.add(pointer,
                  concat(shown(text), ": \"~\" is not expanded here; write the whole path (or $HOME, unquoted, in a shell)"));
   }
+  if (text.find('\0') != std::string::npos) problems.add(pointer, concat(shown(text), ": a path has no zero byte in it"));
   return (base / text).lexically_normal();
 }
 

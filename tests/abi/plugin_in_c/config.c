@@ -235,7 +235,7 @@ static int read_key(reader* in, const char* key, seq_config* config) {
     config->seed = (uint64_t)number;
     return 1;
   }
-  if (strcmp(key, "threads") == 0) return read_index(in, "/threads", 65536, &number); /* one is used whatever it says */
+  if (strcmp(key, "threads") == 0) return read_index(in, "/threads", 1024, &number); /* one is used whatever it says */
   if (strcmp(key, "deterministic") == 0) return read_word(in, "true") || read_word(in, "false"); /* it always is */
   if (strcmp(key, "options") == 0) return read_object(in, "/options", read_option, config);
   if (strcmp(key, "optimizer") == 0) {
