@@ -304,9 +304,12 @@ void remove(const fs::path& path) {
     }
     sync_folder(parent_of(path));
   }
+  // Another process that clears leftovers may remove the same, and then what it took is not found.
   std::error_code error;
-  fs::remove_all(doomed, error);
-  if (error) throw errno_error(error.value(), "remove", doomed);
+  do {
+    fs::remove_all(doomed, error);
+  } while (error == std::errc::no_such_file_or_directory && is_there(doomed));
+  if (error && error != std::errc::no_such_file_or_directory) throw errno_error(error.value(), "remove", doomed);
 }
 
 std::vector<std::string> remove_leftovers(const fs::path& folder) {

@@ -4,6 +4,7 @@
 #include <stratagem/strategy.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 
@@ -87,6 +88,21 @@ json parse_host_json(const std::string& text) {
   return parse_json<json>(text, "stg_checkpoint_args.host_json");
 }
 
+// What a folder holds is gone once a checkpoint has its name, so that must be an older checkpoint. Where nothing can be listed (there is
+// none, it is a file, the storage lists nothing), the storage itself says what it replaces.
+void check_replaces_checkpoint(const Storage& storage, const std::string& path) {
+  std::vector<std::string> names;
+  try {
+    names = storage.list(path);
+  } catch (const Error& error) {
+    if (error.code != STG_NOT_FOUND && error.code != STG_INVALID_ARGUMENT && error.code != STG_UNIMPLEMENTED) throw;
+  }
+  if (names.empty() || std::find(names.begin(), names.end(), state_file) != names.end()) return;
+  throw Error{STG_ALREADY_EXISTS,
+              concat("can't save to ", path, ": what is in it would be removed (", shortened(join(names)),
+                     "), and it is no checkpoint, for it has no ", state_file, "; give another path, or move that away")};
+}
+
 // ---- load
 
 class Loader {
@@ -97,7 +113,7 @@ class Loader {
     document_ = read_document();
     const json& format = at(document_, "format", "");
     if (format != checkpoint_format)
-      throw unimplemented(where_, " has the format ", format.dump(), "; this version reads ", checkpoint_format);
+      throw unimplemented(where_, " has the format ", shortened(format.dump()), "; this version reads ", checkpoint_format);
     if (const std::string found = checksum_of_rest(document_); text_at(document_, "checksum", "") != found) {
       throw data_loss(where_, ": its checksum is ", found, ", it says ", text_at(document_, "checksum", ""),
                       "; the file is damaged");
@@ -133,7 +149,8 @@ class Loader {
   }
   std::string text_at(const json& object, const std::string& key, const std::string& pointer) const {
     const json& value = at(object, key, pointer);
-    if (!value.is_string()) throw data_loss(where_, ": ", pointer, "/", key, " is ", value.dump(), "; it must be a string");
+    if (!value.is_string())
+      throw data_loss(where_, ": ", pointer, "/", key, " is ", shortened(value.dump()), "; it must be a string");
     return value.get<std::string>();
   }
 
@@ -164,7 +181,8 @@ class Loader {
     const json& described = at(document_, "optimizer", "");
     if (described.is_null()) return {};
     const json& step = at(described, "step", "/optimizer");
-    if (!step.is_number_integer()) throw data_loss(where_, ": /optimizer/step is ", step.dump(), "; it must be a whole number");
+    if (!step.is_number_integer())
+      throw data_loss(where_, ": /optimizer/step is ", shortened(step.dump()), "; it must be a whole number");
     const SafetensorsFile file = open(optimizer_file);
     Dict per_parameter;
     for (const SafetensorsFile::Entry& entry : file.entries()) {
@@ -187,9 +205,9 @@ class Loader {
     if (described == document_.end() || described->is_null()) return {};
     const json& scale = at(*described, "scale", "/scaler");
     const json& good_steps = at(*described, "good_steps", "/scaler");
-    if (!scale.is_number()) throw data_loss(where_, ": /scaler/scale is ", scale.dump(), "; it must be a number");
+    if (!scale.is_number()) throw data_loss(where_, ": /scaler/scale is ", shortened(scale.dump()), "; it must be a number");
     if (!good_steps.is_number_integer())
-      throw data_loss(where_, ": /scaler/good_steps is ", good_steps.dump(), "; it must be a whole number");
+      throw data_loss(where_, ": /scaler/good_steps is ", shortened(good_steps.dump()), "; it must be a whole number");
     Dict scaler;
     scaler.emplace_back("scale", scale.get<double>());
     scaler.emplace_back("good_steps", good_steps.get<int64_t>());
@@ -224,6 +242,7 @@ void save_checkpoint(const Tree& state, const Host& host, const std::string& pat
   document["host"] = parse_host_json(host_json);
   const Storage storage(host.storage());
   Transaction transaction = storage.begin(path);
+  check_replaces_checkpoint(storage, path);
   document["files"][weights_file] =
       describe_file(write_safetensors(transaction, weights_file, model_tensors(root), {{"format", "pt"}}));
   document["aliases"] = json::object();

@@ -255,3 +255,24 @@ TEST_CASE("A checkpoint's damage is told by its files") {
   fs::create_directory(folder / "b");
   CHECK(damage_of(folder / "b") == (folder / "b").string() + " is empty");
 }
+
+TEST_CASE("A second run in the same folder is told while the first one lives") {
+  Run run(1);
+  fs::create_directories(run.config.dir);
+  Checkpoints first = run.open();
+  CHECK(run.warnings.empty());
+  static_cast<void>(run.open());
+  REQUIRE(run.warnings.size() == 1);
+  CHECK(run.warnings[0] == Contains{"another run writes its checkpoints to " + run.config.dir.string()});
+  first.finish();
+  static_cast<void>(run.open());
+  CHECK(run.warnings.size() == 1);
+}
+
+TEST_CASE("A folder with a checkpoint's name that doesn't look like one is told before anything is trained") {
+  Run run(1);
+  write_file(run.config.dir / "step-00000005/notes.txt", "mine");
+  static_cast<void>(run.open());
+  REQUIRE(run.warnings.size() == 2);
+  CHECK(run.warnings[0] == Contains{"step-00000005 doesn't look like a checkpoint"});
+}

@@ -344,6 +344,25 @@ TEST_CASE("a checkpoint saved under one strategy goes on under the other, bitwis
   CHECK(nlohmann::json::parse(load(evaluation, path))["epoch"] == 3);
 }
 
+TEST_CASE("a folder that is no checkpoint is not replaced by one") {
+  const TemporaryFolder folder;
+  const auto model = tied_model();
+  Instance instance("single_device", config("1"));
+  instance.setup(*model);
+  const std::filesystem::path path = folder.path / "mine";
+  std::filesystem::create_directory(path);
+  save(instance, path);  // an empty one holds nothing that could be lost
+  save(instance, path);
+  std::filesystem::remove(path / "state.json");
+  std::ofstream(path / "notes.txt") << "of years";
+  const Error error = error_of([&] { save(instance, path); });
+  CHECK(error.code == STG_ALREADY_EXISTS);
+  CHECK_THAT(error.message, Catch::Contains(path.string() + ": ") && Catch::Contains("notes.txt") &&
+                                Catch::Contains("no state.json") && Catch::Contains("another path"));
+  CHECK(read(path / "notes.txt") == "of years");
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path), {}) == 1);  // no leftovers
+}
+
 TEST_CASE("a damaged, truncated or missing checkpoint file is an error that names it, and changes nothing") {
   const auto model = tied_model();
   Instance instance("single_device", config("1"));

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <csignal>
 #include <functional>
 #include <mutex>
@@ -335,6 +336,28 @@ TEST_CASE("several threads save and remove checkpoints of one name, and each fin
     content_of(storage, path);
   }
   CHECK(names_in(folder.path()).size() == 20);
+}
+
+TEST_CASE("what another process clears away at the same time is removed all the same") {
+  const TemporaryFolder folder;
+  std::atomic<bool> is_over{false};
+  std::thread cleaner([&] {
+    while (!is_over) disk::remove_leftovers(folder.path());
+  });
+  std::string failure;
+  for (int i = 0; i < 100 && failure.empty(); ++i) {
+    const std::filesystem::path checkpoint = folder.path() / concat("step-", i);
+    std::filesystem::create_directory(checkpoint);
+    for (int file = 0; file < 50; ++file) write_file(checkpoint / std::to_string(file), "x");
+    try {
+      disk::remove(checkpoint);
+    } catch (const Error& error) {
+      failure = error.message;
+    }
+  }
+  is_over = true;
+  cleaner.join();
+  CHECK(failure.empty());
 }
 
 TEST_CASE("a storage of the host's that lacks a function is used as far as it goes") {

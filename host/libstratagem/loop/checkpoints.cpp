@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libstratagem/loop/checkpoints.hpp"
 
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <cerrno>
 #include <charconv>
 #include <fstream>
 
@@ -34,6 +38,14 @@ std::optional<int64_t> named_by(const fs::path& pointer) {
   std::string name;
   std::getline(in, name);
   return step_of(name);
+}
+
+/// Of a strategy of somebody else's, whose files we don't know, it may be one nevertheless.
+bool is_like_checkpoint(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().filename() == "state.json" || entry.path().extension() == ".safetensors") return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -103,6 +115,12 @@ Checkpoints::Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed
                                 "called so: move it away, or give another /checkpoint/dir");
     }
   }
+  // Not on what has no locks (some network file systems), and not to keep anybody out: told is enough.
+  folder_ = disk::FileDescriptor(open(config_.dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder_.number() >= 0 && flock(folder_.number(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    warn_(concat("another run writes its checkpoints to ", config_.dir.string(),
+                 ", too: those of the same step replace each other; give each run a /checkpoint/dir of its own"));
+  }
   size_t num_others = 0;
   for (const int64_t step : steps_in(config_.dir)) {
     const fs::path folder = config_.dir / checkpoint_name(step);
@@ -114,6 +132,10 @@ Checkpoints::Checkpoints(CheckpointConfig config, std::optional<int64_t> resumed
       if (record && record->for_being_best.contains(step)) record_.for_being_best.insert(step);
     } else {
       ++num_others;
+      if (!is_like_checkpoint(folder)) {
+        warn_(concat(folder.string(), " doesn't look like a checkpoint (no state.json, no .safetensors): a save of step ", step,
+                     " may be refused; move it away, or give another /checkpoint/dir"));
+      }
     }
   }
   if (num_others != 0) {

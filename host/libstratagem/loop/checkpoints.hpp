@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "base/disk.hpp"
 #include "libstratagem/config/config.hpp"
 
 namespace stratagem {
@@ -61,6 +62,8 @@ class Checkpoints {
   /// The newest one stays for another reason, too.
   void keep_newest();
   std::optional<std::filesystem::path> newest() const;
+  /// The run is over: the next one in this folder is not told of it.
+  void finish() { folder_ = {}; }
 
  private:
   void point_to(const char* pointer, std::optional<int64_t> step) const;
@@ -69,6 +72,7 @@ class Checkpoints {
 
   CheckpointConfig config_;
   Warn warn_;
+  disk::FileDescriptor folder_;  // locked while the run lives
   CheckpointRecord record_;
   std::vector<int64_t> best_;
 };

@@ -129,6 +129,7 @@ FitResult FitLoop::finish() {
   or_save([&] {
     if (checkpoints_ && !has_nothing_to_save_) save();
   });
+  if (checkpoints_) checkpoints_->finish();
   seconds_ = ms_since(begin_) / 1000;
   return result();
 }
