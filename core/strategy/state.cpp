@@ -354,8 +354,9 @@ class Import {
     if (const auto unexpected = others(report_.unexpected); !unexpected.empty())
       parts.push_back("unexpected: " + join(unexpected));
     if (!misfits_.empty()) parts.push_back("different: " + join(misfits_));
-    throw invalid_argument("the state doesn't fit the model; ", join(parts, "; "),
-                           " (import without STG_IMPORT_STRICT takes what fits)");
+    throw invalid_argument(
+        "the state doesn't fit the model; ", join(parts, "; "),
+        "; use the model and the optimizer that it comes from (a host takes what fits by an import without STG_IMPORT_STRICT)");
   }
 
   // Generators first: a model may refuse one. Nothing after that can fail.

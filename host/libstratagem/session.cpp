@@ -261,7 +261,14 @@ Json Session::load_first_whole(const std::vector<fs::path>& candidates) {
     if (damage.empty()) {
       try {
         checkpoint_ = candidate;
-        return strategy_->load(candidate.string());
+        std::vector<std::string> misfits;
+        Json state = strategy_->load(candidate.string(), misfits);
+        if (!misfits.empty()) {
+          log(STG_LOG_WARNING,
+              concat("the config's optimizer has another state than the checkpoint's (", misfits.front(),
+                     misfits.size() == 1 ? "" : concat(" and ", misfits.size() - 1, " more"), "); what doesn't fit begins anew"));
+        }
+        return state;
       } catch (const Error& error) {
         if (last_hope && error.code == STG_NOT_FOUND)
           throw not_found(candidate.string(), " holds no checkpoint: ", error.message);

@@ -145,6 +145,51 @@ TEST_CASE("A resume with another rate uses the config's, and says so with both")
   CHECK(run.values("fit", "lr") == Doubles{0.1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01, 0.01, 0.01});
 }
 
+TEST_CASE("A resume with another optimizer, or other options of it, begins its state anew, and says so") {
+  struct Row {
+    const char *before, *after, *misfit;
+    double w;
+  };
+  // Two updates by the first, two by the second, each on a gradient of 1 at a rate of 0.5.
+  const Row rows[] = {
+      {R"({"name":"sgd","lr":0.5})", R"({"name":"adam","lr":0.5})", "optimizer", -2},
+      {R"({"name":"adam","lr":0.5})", R"({"name":"adamw","lr":0.5,"weight_decay":0.5})", "optimizer", -1.4375},
+      {R"({"name":"sgd","lr":0.5,"momentum":0.5})", R"({"name":"sgd","lr":0.5})", "optimizer.weight.momentum_buffer", -2.25},
+      {R"({"name":"adam","lr":0.5})", R"({"name":"adam","lr":0.5,"amsgrad":true})", "optimizer.weight.max_exp_avg_sq", -2},
+      {R"({"name":"adam","lr":0.5,"amsgrad":true})", R"({"name":"adam","lr":0.5})", "optimizer.weight.max_exp_avg_sq", -2},
+  };
+  for (const Row& row : rows) {
+    INFO(row.before << " to " << row.after);
+    Run run(any_strategy(), {1, 1, 1, 1, 1});
+    run.config["data"]["validation"] = run.config["data"]["train"];
+    run.config["optimizer"] = Json::parse(row.before);
+    REQUIRE(run.fit({"trainer.max_steps=2"}).code == 0);
+    run.config["optimizer"] = Json::parse(row.after);
+    const Finished resumed = run.resume({"trainer.max_steps=4"});
+    INFO(resumed.err);
+    REQUIRE(resumed.code == 0);
+    CHECK(resumed.json()["validation"]["w"].get<double>() == Approx(row.w).epsilon(1e-4));
+    CHECK(resumed.err == Contains{"warning: /optimizer/"});
+    CHECK(resumed.err == Contains{std::string("the checkpoint's (") + row.misfit});
+    CHECK(resumed.err == Contains{"begins anew"});
+    CHECK_FALSE(run.resume({"trainer.max_steps=5"}).err == Contains{"begins anew"});
+    const Finished other =
+        run.resume({"trainer.max_steps=6", "model.options.name=other", R"(optimizer={"name":"rmsprop","lr":1})"});
+    CHECK(other.code == 2);
+    CHECK(other.err == Contains{"other"});
+  }
+}
+
+TEST_CASE("A folder of somebody's in the place of a checkpoint stays, and the run ends with 1") {
+  const Run run(any_strategy());
+  write_file(run.folder / "run/step-00000005/notes.txt", "mine");
+  const Finished fit = run.fit({"checkpoint.every_n_steps=5"});
+  CHECK(fit.code == 1);
+  CHECK(fit.err == Contains{(run.folder / "run/step-00000005").string() + " doesn't look like a checkpoint"});
+  CHECK(fit.err == Contains{"notes.txt"});
+  CHECK(read_file(run.folder / "run/step-00000005/notes.txt") == "mine");
+}
+
 TEST_CASE("Ctrl-C finishes the step, writes a checkpoint and ends with 130, SIGTERM with 143") {
   const auto [signal, code] = GENERATE(std::pair{SIGINT, 130}, std::pair{SIGTERM, 143});
   Run run(any_strategy());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libstratagem/loop/instance.hpp"
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/dlpack.hpp"
@@ -21,6 +22,20 @@ stg_step_args step_args(Tree& batch, StepPlace place) {
   args.batch_index = place.batch_index;
   args.global_step = place.global_step;
   return args;
+}
+
+/// What a load that isn't strict has left out or found missing, each once.
+std::vector<std::string> misfits_of(const stg_value& report) {
+  std::vector<std::string> names;
+  for (const char* kind : {"missing", "unexpected"}) {
+    const stg_value* list = report.type == STG_DICT ? find(report, kind) : nullptr;
+    for (uint32_t i = 0; list != nullptr && list->type == STG_LIST && i < list->count; ++i) {
+      if (list->as.items[i].type == STG_STRING) names.emplace_back(text_of(list->as.items[i]));
+    }
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
 }
 
 bool is_unimplemented(const ErrorPtr& error) { return error != nullptr && error->code == STG_UNIMPLEMENTED; }
@@ -218,12 +233,25 @@ void StrategyInstance::save(const std::string& folder, const Json& host_state) {
   call_wanted(api_.save, "save", nullptr, &args);
 }
 
-Json StrategyInstance::load(const std::string& folder) {
+Json StrategyInstance::load(const std::string& folder, std::vector<std::string>& misfits) {
   auto args = sized<stg_checkpoint_args>();
   args.path = to_abi(folder);
   args.flags = STG_IMPORT_STRICT;
   stg_tree text{};
-  call_wanted(api_.load, "load", nullptr, &args, &text, nullptr);
+  try {
+    call_wanted(api_.load, "load", nullptr, &args, &text, nullptr);
+  } catch (const Error& refusal) {
+    if (refusal.code != STG_INVALID_ARGUMENT) throw;
+    args.flags = 0;
+    stg_tree report{};
+    call_wanted(api_.load, "load", nullptr, &args, &text, &report);
+    misfits = misfits_of(Tree(report).root());
+    const auto is_optimizers = [](const std::string& name) { return name == "optimizer" || name.starts_with("optimizer."); };
+    if (misfits.empty() || !std::all_of(misfits.begin(), misfits.end(), is_optimizers)) {
+      const Tree unused(text);
+      throw;
+    }
+  }
   const Tree owned(text);
   if (owned.root().type != STG_STRING || owned.root().count == 0) return nullptr;
   try {

@@ -69,8 +69,9 @@ class StrategyInstance {
   /// `flags`: STG_EXPORT_COPY, else views of this instance's memory.
   Tree export_state(uint64_t flags);
   void save(const std::string& folder, const Json& host_state);
-  /// Loads strictly and returns what save was given; null if the checkpoint brings none.
-  Json load(const std::string& folder);
+  /// Loads and returns what save was given; null if the checkpoint brings none. All of the model must fit. What of the optimizer's
+  /// state doesn't begins anew, and is named in `misfits`.
+  Json load(const std::string& folder, std::vector<std::string>& misfits);
 
  private:
   StepOutcome train_in_three_calls(stg_step_args args, const stg_update_args* update, stg_update_result& result);
