@@ -10,6 +10,7 @@
 #include "base/dlpack.hpp"
 #include "base/error.hpp"
 #include "base/structs.hpp"
+#include "libstratagem/config/overwrites.hpp"
 #include "libstratagem/loop/evaluate.hpp"
 
 namespace stratagem {
@@ -116,10 +117,9 @@ Session::Session(SessionRequest request)
 void Session::prepare_predictions(const std::string& output) {
   if (output.empty()) throw invalid_argument("predict needs a file to write to, .npz or .safetensors");
   output_ = fs::absolute(output).lexically_normal();
-  check_predictions_file(output_);
-  if (fs::is_directory(output_)) throw invalid_argument(output_.string(), " is a folder; predictions are written to a file");
-  if (access(output_.parent_path().c_str(), W_OK | X_OK) != 0)
-    throw invalid_argument("can't write to ", output_.parent_path().string(), ": ", std::strerror(errno));
+  const fs::path folder = check_predictions_file(output_).parent_path();
+  if (access(folder.c_str(), W_OK | X_OK) != 0)
+    throw invalid_argument("can't write to ", folder.string(), ": ", std::strerror(errno));
 }
 
 void Session::log(uint32_t level, const std::string& message) const { events_.log(level, message); }
@@ -129,6 +129,7 @@ void Session::load_plugins(const ConfigText& text) {
   Problems problems;
   config_ = check_config(text, command_, problems, own_loop_);
   check_host_parts(problems);
+  if (!own_loop_) check_overwrites(config_, command_, output_, problems);
   const Catalogue catalogue(config_.plugin_path);
   std::vector<uint32_t> refusals;
   const auto load = [&](const char* key, const LibraryConfig& library, const auto load_factory, auto& factory) {
@@ -372,9 +373,10 @@ Json Session::evaluate_once() {
 
 /// An interrupted one writes nothing: a file of half the samples would look whole.
 Json Session::predict_once() {
-  Predictions predictions;
+  Predictions predictions(output_);
   const bool stopped = predict(*strategy_, evaluation_data(), Progress{stage_of(command_)}, events_, predictions);
   if (!stopped) predictions.write(output_);
+  for (const std::string& note : predictions.notes()) log(STG_LOG_INFO, note);
   return {{"predictions", stopped ? Json(nullptr) : Json(output_.string())},
           {"arrays", predictions.shapes()},
           {"checkpoint", checkpoint_.empty() ? Json(nullptr) : Json(checkpoint_.string())},

@@ -4,6 +4,7 @@
 #include "libstratagem/config/config.hpp"
 
 #include "libstratagem/config/overrides.hpp"
+#include "libstratagem/config/overwrites.hpp"
 #include "support.hpp"
 
 using namespace stratagem;
@@ -65,6 +66,7 @@ TEST_CASE("A wrong value is answered with its pointer, itself, and what is wante
       {"data.train.batch_size=18446744073709551615",
        "/data/train/batch_size: 18446744073709551615 is not allowed; wanted: a whole number, at least 1, at most "
        "9223372036854775807\n"},
+      {"threads=65536", "/threads: 65536 is not allowed; wanted: a whole number, at least 1, at most 1024\n"},
       {"seed=1.5", "/seed: 1.5 is not allowed; wanted: a whole number, at least 0\n"},
       {"deterministic=1", "/deterministic: 1 is not allowed; wanted: true or false\n"},
       {"precision=8-true",
@@ -394,4 +396,50 @@ TEST_CASE("A plugin's own schema is checked at its place, and its owner named") 
   const Error invalid = error_of([&] { check_schema({{"type", 5}}, Json::object(), "", " by the model \"m\"", problems); });
   CHECK(invalid.code == STG_FAILED_PRECONDITION);
   CHECK(invalid.message == Contains{"the schema by the model \"m\" is not valid"});
+}
+
+TEST_CASE("A run doesn't write over what it reads, nor over what it writes elsewhere") {
+  Good good;
+  good.json["data"]["test"] = {{"format", "npy"}, {"inputs", "m.jsonl.previous"}, {"targets", "run/last"}};
+  good.json["checkpoint"] = {{"dir", "ckpt"}};
+  write_file(good.folder / "c.json", good.json.dump());
+  write_file(good.folder / "old/state.json", "{}");
+  write_file(good.folder / "old/weights.safetensors", "");
+  fs::create_symlink(good.folder / "x.npy", good.folder / "link");
+  const auto problem = [&](const std::string& override_text) {
+    const ConfigText text = read_config_file(good.folder / "c.json", {override_text});
+    Problems problems;
+    check_overwrites(check_config(text, Command::fit, problems), Command::fit, {}, problems);
+    REQUIRE(problems.all().size() <= 1);
+    return problems.empty() ? "" : problems.all()[0].pointer + ": " + problems.all()[0].text;
+  };
+  const auto file = [&](const std::string& name) { return (good.folder / name).string(); };
+  const std::string end = " and would be overwritten; give another path";
+  CHECK(problem("metrics.path=other.jsonl") == "");
+  CHECK(problem("metrics.path=x.npy") == "/metrics/path: " + file("x.npy") + " is the file of /data/train/inputs" + end);
+  CHECK(problem("metrics.path=link") == "/metrics/path: " + file("link") + " is the file of /data/train/inputs" + end);
+  CHECK(problem("metrics.path=./c.json") == "/metrics/path: " + file("c.json") + " is the config itself" + end);
+  CHECK(problem("metrics.path=m.jsonl") ==
+        "/metrics/path: " + file("m.jsonl.previous") + " is the file of /data/test/inputs" + end);
+  CHECK(problem("checkpoint.dir=run") == "/checkpoint/dir: " + file("run/last") + " is the file of /data/test/targets" + end);
+  CHECK(problem("metrics.path=ckpt/best") == Contains{"where the run keeps the name of its best checkpoint" + end});
+  CHECK(problem("metrics.path=old/state.json") == Contains{file("old/state.json") + " lies in a checkpoint"});
+  CHECK(problem(R"(model={"kind": "library", "path": "m.so"})") == "");
+  CHECK(problem(R"(metrics.path=m.so)") == "");
+  good.json["model"] = {{"kind", "library"}, {"path", "m.so"}};
+  write_file(good.folder / "c.json", good.json.dump());
+  CHECK(problem("metrics.path=m.so") == "/metrics/path: " + file("m.so") + " is the file of /model/path" + end);
+  const Error error = error_of([&] {
+    Problems problems;
+    check_overwrites(check_config(read_config_file(good.folder / "c.json", {}), Command::predict, problems), Command::predict,
+                     good.folder / "x.npy", problems);
+  });
+  CHECK(error.message == "predictions: " + file("x.npy") + " is the file of /data/train/inputs" + end);
+}
+
+TEST_CASE("A text with a zero byte in it is no JSON, and a path has none") {
+  const std::string whole = R"({"seed": 1})";
+  CHECK(error_of([&] { read_config_text(whole + '\0' + "garbage", "/", {}); }).message == Contains{"not JSON"});
+  CHECK(problems_with(R"(metrics.path="m\u0000.jsonl")") ==
+        Contains{"/metrics/path: \"m\\u0000.jsonl\": a path has no zero byte"});
 }

@@ -60,9 +60,21 @@ void write_safetensors_file(const std::filesystem::path& file, const std::vector
 
 }  // namespace
 
-void check_predictions_file(const std::filesystem::path& file) {
+std::filesystem::path check_predictions_file(const std::filesystem::path& file) {
+  namespace fs = std::filesystem;
   if (file.extension() != ".npz" && file.extension() != ".safetensors")
     throw invalid_argument("predictions are written to a file that ends in .npz or .safetensors, not to ", file.string());
+  constexpr int most_links = 40;
+  fs::path target = file;
+  for (int i = 0; fs::is_symlink(fs::symlink_status(target)); ++i) {
+    if (i == most_links) throw invalid_argument(file.string(), " is a link that leads to no file: over ", most_links, " links");
+    target = target.parent_path() / fs::read_symlink(target);
+  }
+  const fs::file_status status = fs::symlink_status(target);
+  if (fs::is_directory(status)) throw invalid_argument(target.string(), " is a folder; predictions are written to a file");
+  if (fs::exists(status) && !fs::is_regular_file(status))
+    throw invalid_argument(target.string(), " is no regular file; predictions are written to one, which is replaced as a whole");
+  return target;
 }
 
 stg_tensor_view Predictions::Array::view() const {
@@ -110,7 +122,13 @@ void Predictions::add_value(const std::string& name, const stg_value& value, int
   Array& array = array_for(name.empty() ? "predictions" : name, piece);
   const TensorPtr row_major = is_contiguous(piece) ? nullptr : copy_tensor(piece);
   const auto* data = first_element<const uint8_t>(row_major == nullptr ? piece : row_major->view);
-  array.bytes.insert(array.bytes.end(), data, data + static_cast<uint64_t>(numel(piece)) * element_size_bytes(piece.dtype));
+  const auto num_bytes = static_cast<uint64_t>(numel(piece)) * element_size_bytes(piece.dtype);
+  if (same_dtype(array.dtype, piece.dtype)) {
+    array.bytes.insert(array.bytes.end(), data, data + num_bytes);
+  } else {
+    // A bfloat16 is the upper half of a float32.
+    for (uint64_t at = 0; at < num_bytes; at += 2) array.bytes.insert(array.bytes.end(), {0, 0, data[at], data[at + 1]});
+  }
   array.shape[0] += num_rows;
 }
 
@@ -119,28 +137,47 @@ Predictions::Array& Predictions::array_for(const std::string& name, const stg_te
   const auto found = std::find_if(arrays_.begin(), arrays_.end(), [&](const Array& array) { return array.name == name; });
   if (found == arrays_.end()) {
     if (!is_first_batch_) throw invalid_argument("predict_step gives \"", name, "\", which it didn't give for the first batch");
-    arrays_.push_back({name, piece.dtype, {piece.shape, piece.shape + piece.num_dims}, {}});
+    arrays_.push_back({name, piece.dtype, dtype_in_file(name, piece), {piece.shape, piece.shape + piece.num_dims}, {}});
     arrays_.back().shape[0] = 0;
     return arrays_.back();
   }
   const bool same_rows = static_cast<size_t>(piece.num_dims) == found->shape.size() &&
                          std::equal(found->shape.begin() + 1, found->shape.end(), piece.shape + 1);
-  if (!same_rows || !same_dtype(found->dtype, piece.dtype)) {
+  if (!same_rows || !same_dtype(found->given_dtype, piece.dtype)) {
     throw invalid_argument("predict_step gives \"", name, "\" as ", dtype_name(piece.dtype), " of shape ", shape_text(piece),
-                           "; for batches before it was ", dtype_name(found->dtype), " with rows like those of ",
+                           "; for batches before it was ", dtype_name(found->given_dtype), " with rows like those of ",
                            shape_text(found->view()));
   }
   return *found;
 }
 
+/// Told with the first batch, not after the last one, where the file can't hold it.
+stg_dtype Predictions::dtype_in_file(const std::string& name, const stg_tensor_view& piece) {
+  constexpr stg_dtype bfloat16 = {STG_DTYPE_BFLOAT, 16, 1};
+  if (is_npz_ && same_dtype(piece.dtype, bfloat16)) {
+    notes_.push_back(concat("the predictions \"", name,
+                            "\" are bfloat16, which an .npz file can't hold; they are written as float32 ",
+                            "(a .safetensors file keeps them)"));
+    return float32;
+  }
+  try {
+    if (is_npz_) {
+      static_cast<void>(npy_header(piece));
+    } else {
+      write_safetensors([](const void*, uint64_t) {}, {{name, &piece}});
+    }
+  } catch (const Error& error) {
+    throw invalid_argument("predict_step gives \"", name, "\" as ", dtype_name(piece.dtype), ": ", error.message,
+                           is_npz_ ? "" : "; an .npz file holds complex128");
+  }
+  return piece.dtype;
+}
+
 void Predictions::write(const std::filesystem::path& file) const {
   std::vector<NamedView> views;
   for (const Array& array : arrays_) views.emplace_back(array.name, array.view());
-  if (file.extension() == ".npz") {
-    write_npz(file, views);
-  } else {
-    write_safetensors_file(file, views);
-  }
+  const std::filesystem::path target = check_predictions_file(file);
+  is_npz_ ? write_npz(target, views) : write_safetensors_file(target, views);
 }
 
 Json Predictions::shapes() const {
