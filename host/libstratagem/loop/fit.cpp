@@ -87,6 +87,7 @@ void FitLoop::or_save(Body body) {
     has_failed_ = true;
     stream_.reset();
     save_after(describe_exception(std::current_exception()));
+    if (checkpoints_) checkpoints_->finish();
     throw;
   }
 }
