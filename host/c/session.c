@@ -52,7 +52,8 @@ static void show_metrics(void* self, stg_string line) {
 
 static void count_swap(void* self, int64_t step, stg_string strategy, const stg_error* error) {
   if (error == NULL) ++((watch*)self)->num_swaps;
-  printf("after update %" PRId64 ": %.*s %s\n", step, (int)strategy.size_bytes, strategy.data, error == NULL ? "goes on" : "was refused");
+  printf("after update %" PRId64 ": %.*s %s\n", step, (int)strategy.size_bytes, strategy.data,
+         error == NULL ? "goes on" : "was refused");
 }
 
 /* ---- Ctrl-C ---- */
@@ -74,7 +75,9 @@ static int train(stg_session session, const watch* seen) {
   if (tell(stg_session_step(session, 10, &is_over), "training failed: ")) return 1;
   /* What a config's "strategy" can be. One that can't be had is an error here, and the run goes on under the old one. */
   tell(stg_session_swap(session, text("{\"name\": \"no_such_strategy\"}")), "not swapped: ");
-  if (tell(stg_session_swap(session, text("{\"name\": \"data_parallel\", \"accelerator\": \"cpu\", \"devices\": 2}")), "swap failed: ")) return 1;
+  if (tell(stg_session_swap(session, text("{\"name\": \"data_parallel\", \"accelerator\": \"cpu\", \"devices\": 2}")),
+           "swap failed: "))
+    return 1;
   if (tell(stg_session_run(session, &result), "training failed: ")) return 1;
   printf("%.*s\n", (int)result.root.count, result.root.as.utf8);
   result.release(&result);

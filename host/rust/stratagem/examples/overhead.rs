@@ -34,7 +34,7 @@ fn batch() -> Result<Tree> {
 }
 
 /// The fastest of many short rounds each, by turns, in ns per call: what else the machine does only adds.
-fn compare(what: &str, num_calls: u32, mut raw: impl FnMut(), mut safe: impl FnMut()) {
+fn compare(what: &str, num_calls: u32, mut raw: impl FnMut(u32), mut safe: impl FnMut(u32)) {
     let mut fastest = [f64::INFINITY; 2];
     for _ in 0..300 {
         let mut measure = |index: usize, call: &mut dyn FnMut(u32)| {
@@ -42,8 +42,8 @@ fn compare(what: &str, num_calls: u32, mut raw: impl FnMut(), mut safe: impl FnM
             call(num_calls);
             fastest[index] = fastest[index].min(begin.elapsed().as_nanos() as f64 / f64::from(num_calls));
         };
-        measure(0, &mut |count| (0..count).for_each(|_| raw()));
-        measure(1, &mut |count| (0..count).for_each(|_| safe()));
+        measure(0, &mut raw);
+        measure(1, &mut safe);
     }
     println!("{what:44} {:10.1} {:10.1} {:+10.1}", fastest[0], fastest[1], fastest[1] - fastest[0]);
 }
@@ -64,8 +64,8 @@ fn measure(folder: &Path, name: &str, devices: u32) -> Result<()> {
     compare(
         &format!("{name} on {devices}: barrier"),
         1000,
-        || unsafe { succeeds(barrier(instance, null, text)) },
-        || strategy.barrier("step").expect("a barrier"),
+        |count| (0..count).for_each(|_| unsafe { succeeds(barrier(instance, null, text)) }),
+        |count| (0..count).for_each(|_| strategy.barrier("step").expect("a barrier")),
     );
 
     let batch_to_device = api.batch_to_device.expect("a batch_to_device");
@@ -74,15 +74,23 @@ fn measure(folder: &Path, name: &str, devices: u32) -> Result<()> {
     compare(
         &format!("{name} on {devices}: batch_to_device, moved"),
         300,
-        || unsafe {
-            let device = sys::stg_device { kind: sys::STG_DEVICE_NONE, index: -1 };
-            let struct_size = size_of::<sys::stg_transfer_args>() as u64;
-            let args = sys::stg_transfer_args { struct_size, batch: &mut moved, device, dataloader_index: 0 };
-            let mut out = std::mem::zeroed();
-            succeeds(batch_to_device(instance, null, &args, &mut out));
-            moved = out;
+        |count| unsafe {
+            for _ in 0..count {
+                let device = sys::stg_device { kind: sys::STG_DEVICE_NONE, index: -1 };
+                let struct_size = size_of::<sys::stg_transfer_args>() as u64;
+                let args = sys::stg_transfer_args { struct_size, batch: &mut moved, device, dataloader_index: 0 };
+                let mut out = std::mem::zeroed();
+                succeeds(batch_to_device(instance, null, &args, &mut out));
+                moved = out;
+            }
         },
-        || tree = Some(strategy.batch_to_device(tree.take().expect("a batch"), None, 0).expect("the batch")),
+        |count| {
+            let mut batch = tree.take().expect("a batch");
+            for _ in 0..count {
+                batch = strategy.batch_to_device(batch, None, 0).expect("the batch");
+            }
+            tree = Some(batch);
+        },
     );
     drop(unsafe { Tree::from_raw(moved) });
 
@@ -92,16 +100,18 @@ fn measure(folder: &Path, name: &str, devices: u32) -> Result<()> {
     compare(
         &format!("{name} on {devices}: training_step of nothing"),
         50,
-        || unsafe {
-            let mut borrowed = sys::stg_tree { root: lent_raw.root, release: None, owner: std::ptr::null_mut() };
-            let mut args: sys::stg_step_args = std::mem::zeroed();
-            (args.struct_size, args.batch) = (size_of::<sys::stg_step_args>() as u64, &mut borrowed);
-            let mut result: sys::stg_step_result = std::mem::zeroed();
-            result.struct_size = size_of::<sys::stg_step_result>() as u64;
-            succeeds(training_step(instance, null, &args, &mut result));
-            (result.outputs.release.expect("owned"))(&mut result.outputs);
+        |count| unsafe {
+            for _ in 0..count {
+                let mut borrowed = sys::stg_tree { root: lent_raw.root, release: None, owner: std::ptr::null_mut() };
+                let mut args: sys::stg_step_args = std::mem::zeroed();
+                (args.struct_size, args.batch) = (size_of::<sys::stg_step_args>() as u64, &mut borrowed);
+                let mut result: sys::stg_step_result = std::mem::zeroed();
+                result.struct_size = size_of::<sys::stg_step_result>() as u64;
+                succeeds(training_step(instance, null, &args, &mut result));
+                (result.outputs.release.expect("owned"))(&mut result.outputs);
+            }
         },
-        || drop(strategy.training_step(&lent, Position::default()).expect("a step")),
+        |count| (0..count).for_each(|_| drop(strategy.training_step(&lent, Position::default()).expect("a step"))),
     );
     drop(unsafe { Tree::from_raw(lent_raw) });
     Ok(())
