@@ -74,11 +74,12 @@ class ElfFile {
     for (uint64_t i = 0; i < header.e_phnum; ++i) {
       const auto segment = read<Elf64_Phdr>(header.e_phoff + i * sizeof(Elf64_Phdr), "its program headers");
       // The dynamic loader maps what a truncated file promises, and the process dies of SIGBUS.
-      if (segment.p_type == PT_LOAD && segment.p_filesz != 0 && !fits(segment.p_offset, segment.p_filesz)) {
-        throw data_loss(name(), " is damaged or cut off: a segment of ", segment.p_filesz, " bytes at byte ", segment.p_offset,
-                        ", the file has ", file_.size_bytes);
+      const bool is_note = segment.p_type == PT_NOTE, is_read = is_note || (segment.p_type == PT_LOAD && segment.p_filesz != 0);
+      if (is_read && !fits(segment.p_offset, segment.p_filesz)) {
+        throw data_loss(name(), " is damaged or cut off: a ", is_note ? "note segment" : "segment", " of ", segment.p_filesz,
+                        " bytes at byte ", segment.p_offset, ", the file has ", file_.size_bytes);
       }
-      if (segment.p_type == PT_NOTE) visit_segment(segment, found);
+      if (is_note) visit_segment(segment, found);
     }
     if (!found)
       throw not_found(name(),
