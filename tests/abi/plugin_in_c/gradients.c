@@ -15,7 +15,7 @@ typedef struct reduction {
   uint64_t num_sets;
   uint64_t num_gradients;
   int is_mean;
-  double largest_weight; /* the others are multiples of it, so that their sum is a number */
+  int exponent; /* weights are divided by 2^exponent, which costs no bits, so that their sum is a number */
   double total_weight;
   stg_tensor** added; /* num_sets x num_gradients: what fills null slots */
 } reduction;
@@ -29,6 +29,7 @@ static int is_read(const reduction* state, uint64_t set) { return !state->is_mea
 static stg_error* check_sets(const stg_strategy* self, const stg_reduce_gradients_args* args, reduction* state) {
   if (args->op > STG_REDUCE_SUM)
     return seq_error(STG_INVALID_ARGUMENT, "op is %" PRIu64 "; only mean and sum reduce gradients", args->op);
+  double largest = 0;
   for (uint64_t i = 0; i < state->num_sets; ++i) {
     const stg_gradient_set* set = &state->sets[i];
     if (set->device.kind != STG_DEVICE_CPU || set->device.index != self->devices[i].index) {
@@ -47,10 +48,10 @@ static stg_error* check_sets(const stg_strategy* self, const stg_reduce_gradient
     if (set->num_gradients > 0 && set->gradients == NULL) {
       return seq_error(STG_INVALID_ARGUMENT, "set %" PRIu64 ": gradients is null", i);
     }
-    if (set->weight > state->largest_weight) state->largest_weight = set->weight;
+    if (set->weight > largest) largest = set->weight;
   }
-  for (uint64_t i = 0; i < state->num_sets && state->largest_weight > 0; ++i)
-    state->total_weight += state->sets[i].weight / state->largest_weight;
+  frexp(largest, &state->exponent);
+  for (uint64_t i = 0; i < state->num_sets; ++i) state->total_weight += ldexp(state->sets[i].weight, -state->exponent);
   if (state->is_mean && state->total_weight == 0) return seq_error(STG_INVALID_ARGUMENT, "all weights are 0: a mean of nothing");
   return NULL;
 }
@@ -179,7 +180,7 @@ static void reduce_slot(const reduction* state, uint64_t index) {
     for (uint64_t set = 0; set < state->num_sets; ++set) {
       const stg_tensor* gradient = slot(state, set, index);
       if (gradient == NULL || !is_read(state, set)) continue;
-      sum += (state->is_mean ? state->sets[set].weight / state->largest_weight : 1) * read_element(&gradient->view, at);
+      sum += (state->is_mean ? ldexp(state->sets[set].weight, -state->exponent) : 1) * read_element(&gradient->view, at);
     }
     if (state->is_mean) sum /= state->total_weight;
     for (uint64_t set = 0; set < state->num_sets; ++set) {
