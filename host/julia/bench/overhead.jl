@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# What a call from Julia costs, with a model whose step does nothing: the median of seven rounds, in nanoseconds. The plain C loop's figures, to
-# stand beside these, are those of the program bench-overhead, where it is built.
+# What a call from Julia costs, with a model in Julia whose step does nothing: the median of seven rounds, in nanoseconds. Beside each call as the
+# package makes it, the bare call of the same slot, with arguments that were made before the loop: what it costs from C (the step of the model is Julia's in both).
 #
 #     julia --project=host/julia host/julia/bench/overhead.jl PLUGINS [CALLS]
 
@@ -32,10 +32,29 @@ function measure(plugins, name, num_devices, num_calls)
     strategy = Strategy(Plugin(joinpath(plugins, "$name.so")), name; config = (accelerator = "cpu", devices = num_devices, optimizer = (name = "sgd", lr = 0.1)))
     setup(strategy, Empty())
     batch = (a = zeros(Float32, 4, 8), b = zeros(Float32, 8), c = zeros(Int64, 8))
-    report(what, call) = println(rpad("$name($num_devices)", 18), rpad(what, 36), lpad(round(Int, nanoseconds(call, num_calls)), 9), " ns")
-    report("barrier", () -> S.barrier(strategy))
-    report("batch_to_device, a dict of 3 tensors", () -> S.batch_to_device(strategy, batch))
-    report("training_step, empty, same batch", () -> S.training_step(strategy, batch))
+    lent = S.lend(batch)
+    transfer = Ref(S.make(S.stg_transfer_args, (batch = S.pointer_of(lent), device = S.NO_DEVICE)))
+    step_args = Ref(S.step_args(lent, C_NULL, 0, 0, 0, 0))
+    tree, result = Ref(S.zero_of(S.stg_tree)), Ref(S.make(S.stg_step_result))
+    empty_name = S.zero_of(S.stg_string)
+    function bare_transfer()
+        S.check(S.raw(strategy, Val(:batch_to_device), C_NULL, transfer, tree))
+        S.@slot stg_tree_release tree[].release tree
+    end
+    function bare_step()
+        S.check(S.raw(strategy, Val(:training_step), C_NULL, step_args, result))
+        outputs = Ref(result[].outputs)
+        S.@slot stg_tree_release outputs[].release outputs
+    end
+    function report(what, call, bare)
+        figures = map(f -> lpad(round(Int, nanoseconds(f, num_calls)), 9), (call, bare))
+        println(rpad("$name($num_devices)", 18), rpad(what, 36), figures[1], " ns", figures[2], " ns bare")
+    end
+    GC.@preserve lent begin
+        report("barrier", () -> S.barrier(strategy), () -> S.check(S.raw(strategy, Val(:barrier), C_NULL, empty_name)))
+        report("batch_to_device, a dict of 3 tensors", () -> S.batch_to_device(strategy, batch), bare_transfer)
+        report("training_step, empty, same batch", () -> S.training_step(strategy, batch), bare_step)
+    end
     destroy(strategy)
 end
 
