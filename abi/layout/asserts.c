@@ -207,8 +207,10 @@ VALUE(STG_STAGE_PREDICT, 3u);
 VALUE(STG_LOSS_MEAN, 0u);
 VALUE(STG_LOSS_SUM, 1u);
 
-SIZE(stg_replicate_args, 40);
-VALUE(STG_REPLICATE_ARGS_MIN_SIZE, 40u);
+VALUE(STG_REPLICATE_SKIP_INIT, 1u);
+
+SIZE(stg_replicate_args, 48);
+VALUE(STG_REPLICATE_ARGS_MIN_SIZE, 48u);
 FIELD(stg_replicate_args, struct_size, 0, 8);
 FIELD(stg_replicate_args, device, 8, 8);
 FIELD(stg_replicate_args, replica, 16, 4);
@@ -216,6 +218,7 @@ FIELD(stg_replicate_args, num_replicas, 20, 4);
 FIELD(stg_replicate_args, floating_dtype, 24, 4);
 FIELD(stg_replicate_args, num_threads, 28, 4);
 FIELD(stg_replicate_args, seed, 32, 8);
+FIELD(stg_replicate_args, flags, 40, 8);
 
 VALUE(STG_PARAMETER_REQUIRES_GRAD, 1u);
 VALUE(STG_PARAMETER_PERSISTENT, 2u);

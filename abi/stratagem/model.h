@@ -32,6 +32,10 @@ typedef struct stg_graph stg_graph;
 #define STG_LOSS_MEAN 0u
 #define STG_LOSS_SUM 1u
 
+/* Flags of replicate. */
+#define STG_REPLICATE_SKIP_INIT \
+  1u /* every pinned parameter and persistent buffer is written before the first step: the model need not give them initial values */
+
 /* How a replica is made. Growing. */
 typedef struct stg_replicate_args {
   uint64_t struct_size;
@@ -41,9 +45,10 @@ typedef struct stg_replicate_args {
   stg_dtype floating_dtype; /* of its floating parameters and buffers; {0,0,0}: the model's own */
   uint32_t num_threads;     /* intra-op threads for its thread; 0: as they are */
   uint64_t seed;            /* initial weights depend on it alone; its generator on (seed, replica) */
+  uint64_t flags;           /* STG_REPLICATE_*; a model may pass over those that it doesn't know */
 } stg_replicate_args;
-#define STG_REPLICATE_ARGS_MIN_SIZE 40u
-STG_ASSERT_SIZE(stg_replicate_args, 40);
+#define STG_REPLICATE_ARGS_MIN_SIZE 48u
+STG_ASSERT_SIZE(stg_replicate_args, 48);
 
 /* Flags of a parameter or buffer. */
 #define STG_PARAMETER_REQUIRES_GRAD 1u /* not frozen */

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/dlpack.hpp"
 
+#include <sys/mman.h>
+
 #include <bit>
 #include <cmath>
 #include <cstdlib>
@@ -33,11 +35,21 @@ std::vector<int64_t> row_major_strides(std::span<const int64_t> shape) {
   return strides;
 }
 
-std::shared_ptr<void> allocate_host(uint64_t size_bytes) {
+std::shared_ptr<void> allocate_host(uint64_t size_bytes, bool zeros) {
+  const auto out_of_memory = [&] {
+    return Error{STG_RESOURCE_EXHAUSTED, concat("out of memory on the host: ", size_bytes, " bytes wanted")};
+  };
+  // Where malloc would ask the system, too: zeros that cost nothing until they are used, and then, where it can, two megabytes at a time.
+  if (size_bytes >= large_memory_bytes) {
+    void* memory = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw out_of_memory();
+    madvise(memory, size_bytes, MADV_HUGEPAGE);
+    return {memory, [size_bytes](void* mapped) { munmap(mapped, size_bytes); }};
+  }
   const uint64_t rounded = std::max<uint64_t>((size_bytes + 63) / 64 * 64, 64);
-  if (rounded < size_bytes) throw std::bad_alloc();
   void* memory = std::aligned_alloc(64, rounded);
-  if (memory == nullptr) throw Error{STG_RESOURCE_EXHAUSTED, concat("out of memory on the host: ", size_bytes, " bytes wanted")};
+  if (memory == nullptr) throw out_of_memory();
+  if (zeros) std::memset(memory, 0, rounded);
   return {memory, std::free};
 }
 
@@ -305,8 +317,7 @@ TensorPtr make_tensor(std::shared_ptr<const void> storage, void* data, stg_dtype
 TensorPtr allocate_tensor(stg_dtype dtype, std::vector<int64_t> shape) {
   uint64_t size_bytes = element_size_bytes(dtype);
   for (int64_t size : shape) size_bytes *= static_cast<uint64_t>(size);
-  std::shared_ptr<void> memory = allocate_host(size_bytes);
-  std::memset(memory.get(), 0, size_bytes);
+  std::shared_ptr<void> memory = allocate_host(size_bytes, true);
   void* data = memory.get();
   return make_tensor(std::move(memory), data, dtype, std::move(shape));
 }
@@ -315,7 +326,7 @@ TensorPtr copy_tensor(const stg_tensor_view& source) {
   check_in_host_memory(source, "a tensor to be copied");
   const uint64_t element_bytes = element_size_bytes(source.dtype);
   const int64_t num_elements = numel(source);
-  std::shared_ptr<void> memory = allocate_host(static_cast<uint64_t>(num_elements) * element_bytes);
+  std::shared_ptr<void> memory = allocate_host(static_cast<uint64_t>(num_elements) * element_bytes, false);
   if (num_elements > 0 && is_contiguous(source)) {
     std::memcpy(memory.get(), first_element<>(source), static_cast<uint64_t>(num_elements) * element_bytes);
   } else if (num_elements > 0) {

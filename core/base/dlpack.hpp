@@ -80,6 +80,9 @@ TensorPtr make_tensor(std::shared_ptr<const void> storage, void* data, stg_dtype
 /// The same with strides of its own, in elements.
 TensorPtr make_strided_tensor(std::shared_ptr<const void> storage, void* data, stg_dtype dtype, std::vector<int64_t> shape,
                               std::vector<int64_t> strides, uint64_t flags, stg_device device);
+/// From this size on, memory of ours is mapped: it costs nothing until it is written.
+inline constexpr uint64_t large_memory_bytes = uint64_t{32} << 20;
+
 /// New host memory, 64-byte aligned, for `numel` elements of zero bytes, with the tensor over it.
 TensorPtr allocate_tensor(stg_dtype dtype, std::vector<int64_t> shape);
 /// A row-major copy in new host memory of a tensor in host memory; one on another device is refused.

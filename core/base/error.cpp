@@ -2,7 +2,10 @@
 #include "base/error.hpp"
 
 #include <array>
+#include <filesystem>
 #include <new>
+
+#include "base/disk.hpp"
 
 namespace stratagem {
 
@@ -42,6 +45,8 @@ Error describe(const std::exception_ptr& exception) {
       return error;
     } catch (const std::bad_alloc&) {
       return out_of_memory();
+    } catch (const std::filesystem::filesystem_error& error) {
+      return disk::errno_error(error.code().value(), "use", error.path1());
     } catch (...) {
       if (translate_foreign_exception == nullptr) throw;
       return translate_foreign_exception(exception);

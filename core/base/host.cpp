@@ -12,6 +12,7 @@ namespace stratagem {
 Host::Host(const stg_host* host) {
   if (host == nullptr) return;
   table_ = read_table(host, STG_HOST_MIN_SIZE, "stg_host");
+  check_references(table_, "the host");
   if (table_.retain != nullptr) table_.retain(table_.self);
 }
 

@@ -45,6 +45,7 @@ Model::Model(const stg_model* model) {
         "a model must have replicate, destroy_replica, describe, set_mode, step, backward and release_graph; one of them is "
         "null");
   }
+  check_references(*table, "the model");
   if (table->retain != nullptr) table->retain(table->self);
   table_ = {table.release(), [](const stg_model* owned) {
               if (owned->release != nullptr) owned->release(owned->self);

@@ -69,10 +69,8 @@ class ElfFile {
   explicit ElfFile(const std::filesystem::path& path) : file_(disk::open_for_reading(path)) {}
 
   std::string description() const {
-    const Elf64_Ehdr header = read_header();
     std::optional<std::string> found;
-    for (uint64_t i = 0; i < header.e_phnum; ++i) {
-      const auto segment = read<Elf64_Phdr>(header.e_phoff + i * sizeof(Elf64_Phdr), "its program headers");
+    for (const Elf64_Phdr& segment : read_segments()) {
       // The dynamic loader maps what a truncated file promises, and the process dies of SIGBUS.
       const bool is_note = segment.p_type == PT_NOTE, is_read = is_note || (segment.p_type == PT_LOAD && segment.p_filesz != 0);
       if (is_read && !fits(segment.p_offset, segment.p_filesz)) {
@@ -89,7 +87,50 @@ class ElfFile {
 
   const std::string& name() const { return file_.path.native(); }
 
+  std::string run_path() const {
+    const std::vector<Elf64_Phdr> segments = read_segments();
+    std::optional<uint64_t> texts, old_path, path;
+    for (const Elf64_Phdr& segment : segments) {
+      if (segment.p_type != PT_DYNAMIC) continue;
+      for (uint64_t at = 0; at + sizeof(Elf64_Dyn) <= segment.p_filesz; at += sizeof(Elf64_Dyn)) {
+        const auto entry = read<Elf64_Dyn>(segment.p_offset + at, "its dynamic section");
+        if (entry.d_tag == DT_NULL) break;
+        if (entry.d_tag == DT_STRTAB) texts = entry.d_un.d_ptr;
+        if (entry.d_tag == DT_RPATH) old_path = entry.d_un.d_val;
+        if (entry.d_tag == DT_RUNPATH) path = entry.d_un.d_val;
+      }
+    }
+    if (!path) path = old_path;
+    return texts && path ? read_text(offset_of(*texts, segments) + *path) : "";
+  }
+
  private:
+  std::vector<Elf64_Phdr> read_segments() const {
+    const Elf64_Ehdr header = read_header();
+    std::vector<Elf64_Phdr> segments;
+    for (uint64_t i = 0; i < header.e_phnum; ++i)
+      segments.push_back(read<Elf64_Phdr>(header.e_phoff + i * sizeof(Elf64_Phdr), "its program headers"));
+    return segments;
+  }
+
+  // Where in the file an address of the loaded library comes from.
+  uint64_t offset_of(uint64_t address, const std::vector<Elf64_Phdr>& segments) const {
+    for (const Elf64_Phdr& segment : segments) {
+      if (segment.p_type == PT_LOAD && address >= segment.p_vaddr && address - segment.p_vaddr < segment.p_filesz)
+        return segment.p_offset + (address - segment.p_vaddr);
+    }
+    throw data_loss(name(), " is damaged: its dynamic section points to ", address, ", which is in none of its segments");
+  }
+
+  std::string read_text(uint64_t at) const {
+    std::string text;
+    for (char next = 0; text.size() < max_description_bytes; text += next, ++at) {
+      next = read<char>(at, "a text of its dynamic section");
+      if (next == 0) break;
+    }
+    return text;
+  }
+
   // `size_bytes` at `offset` lie in the file.
   bool fits(uint64_t offset, uint64_t size_bytes) const {
     return offset <= file_.size_bytes && size_bytes <= file_.size_bytes - offset;
@@ -246,6 +287,21 @@ nlohmann::json read_note(const std::filesystem::path& path) {
   nlohmann::json note = parse_json(file.description(), where);
   NoteReader{where}.parts(note);
   return note;
+}
+
+std::vector<std::filesystem::path> read_run_path(const std::filesystem::path& path) {
+  const std::string folders = ElfFile{path}.run_path(), origin = std::filesystem::absolute(path).parent_path();
+  std::vector<std::filesystem::path> found;
+  for (size_t begin = 0; begin < folders.size();) {
+    const size_t end = std::min(folders.find(':', begin), folders.size());
+    std::string folder = folders.substr(begin, end - begin);
+    for (const std::string word : {"$ORIGIN", "${ORIGIN}"}) {
+      if (folder.starts_with(word)) folder.replace(0, word.size(), origin);
+    }
+    if (!folder.empty()) found.emplace_back(folder);
+    begin = end + 1;
+  }
+  return found;
 }
 
 PluginNote read_plugin_note(const std::filesystem::path& path) {

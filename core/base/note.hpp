@@ -27,6 +27,8 @@ struct PluginNote {
 
 /// The note as it stands, keys and types checked. STG_NOT_FOUND for a shared library without one: it may be anything. Keys that this version doesn't know are left in.
 nlohmann::json read_note(const std::filesystem::path& path);
+/// The folders that the loader searches for what the library needs (DT_RUNPATH, else DT_RPATH), $ORIGIN replaced; empty if it names none.
+std::vector<std::filesystem::path> read_run_path(const std::filesystem::path& path);
 /// The note's parts.
 PluginNote read_plugin_note(const std::filesystem::path& path);
 

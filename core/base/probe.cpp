@@ -76,12 +76,13 @@ uint32_t refuse_probe(stg_probe_reply* reply, const char* name) noexcept {
 }
 
 StrategyPlugin::StrategyPlugin(const char* name, const char* version, const StrategyInfo& described,
-                               decltype(stg_strategy_api::create) create)
+                               decltype(stg_strategy_api::create) create, bool can_save)
     : info(described),
       api(strategy_table(create)),
       factory(sized<stg_strategy_factory>()),
       factories{&factory},
       plugin(sized<stg_plugin>()) {
+  if (!can_save) api.save = nullptr;
   factory.name = to_abi(std::string_view(name));
   factory.summary = to_abi(std::string_view(info.summary));
   factory.options_schema = to_abi(std::string_view(info.options_schema));

@@ -52,7 +52,7 @@ bool is_forked_child() noexcept { return is_child.load(std::memory_order_relaxed
 void refuse_forked_child() {
   if (!is_forked_child()) return;
   throw failed_precondition(
-      "this process is a child of fork, in which a strategy has no threads; call exec, or start a new process");
+      "this process is a child of fork, which has none of its parent's threads; call exec, or start a new process");
 }
 
 void watch_forks() {

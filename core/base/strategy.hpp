@@ -10,7 +10,7 @@
 // tree that comes in; and turns exceptions into errors. An author throws stratagem::Error (or anything) and never sees a struct size.
 //
 // Functions that are not overridden answer as one process does (ranks, broadcast, all_gather, reduce_boolean_decision, to_host of host
-// tensors), or STG_UNIMPLEMENTED.
+// tensors), or STG_UNIMPLEMENTED. `save` alone has no slot then, since a host must know before it trains what it could not keep.
 #pragma once
 
 #include <stratagem/plugin.h>
@@ -21,6 +21,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/host.hpp"
@@ -144,7 +145,8 @@ uint32_t refuse_probe(stg_probe_reply* reply, const char* name) noexcept;
 
 /// A plugin of one strategy. Static and trivially destroyed: a probe allocates nothing, and nothing of it ends before the process.
 struct StrategyPlugin {
-  StrategyPlugin(const char* name, const char* version, const StrategyInfo& described, decltype(stg_strategy_api::create) create);
+  StrategyPlugin(const char* name, const char* version, const StrategyInfo& described, decltype(stg_strategy_api::create) create,
+                 bool can_save);
 
   StrategyInfo info;
   stg_strategy_api api;
@@ -163,6 +165,10 @@ stg_error* create(const stg_create_args* args, stg_strategy** out) {
   return create_instance(&construct<S>, args, out);
 }
 
+// An override changes the type that a member's address has.
+template <class S>
+constexpr bool can_save = !std::is_same_v<decltype(&S::save), decltype(&Strategy::save)>;
+
 }  // namespace sdk
 }  // namespace stratagem
 
@@ -179,14 +185,15 @@ stg_error* create(const stg_create_args* args, stg_strategy** out) {
                   "], \"models\": [" models "]" STRATAGEM_NOTE_BUILT_WITH "}")
 
 /// Makes a shared library a strategy plugin. `name` and `version` are string literals; once per library, outside any namespace.
-#define STRATAGEM_STRATEGY_PLUGIN(name, version, Class)                                                                   \
-  STRATAGEM_NOTE(name, version, "\"" name "\"", "");                                                                      \
-  extern "C" STG_EXPORT uint32_t stg_plugin_probe(const stg_probe_request* request, stg_probe_reply* reply) {             \
-    try {                                                                                                                 \
-      static const ::stratagem::sdk::StrategyPlugin made(name, version, Class::info(), &::stratagem::sdk::create<Class>); \
-      return ::stratagem::sdk::answer_probe(request, reply, made.plugin);                                                 \
-    } catch (...) {                                                                                                       \
-      return ::stratagem::sdk::refuse_probe(reply, name);                                                                 \
-    }                                                                                                                     \
-  }                                                                                                                       \
+#define STRATAGEM_STRATEGY_PLUGIN(name, version, Class)                                                                  \
+  STRATAGEM_NOTE(name, version, "\"" name "\"", "");                                                                     \
+  extern "C" STG_EXPORT uint32_t stg_plugin_probe(const stg_probe_request* request, stg_probe_reply* reply) {            \
+    try {                                                                                                                \
+      static const ::stratagem::sdk::StrategyPlugin made(name, version, Class::info(), &::stratagem::sdk::create<Class>, \
+                                                         ::stratagem::sdk::can_save<Class>);                             \
+      return ::stratagem::sdk::answer_probe(request, reply, made.plugin);                                                \
+    } catch (...) {                                                                                                      \
+      return ::stratagem::sdk::refuse_probe(reply, name);                                                                \
+    }                                                                                                                    \
+  }                                                                                                                      \
   static_assert(STG_ABI_MAJOR == 1 && STG_ABI_MINOR == 0, "STRATAGEM_NOTE says 1.0")

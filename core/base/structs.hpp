@@ -33,8 +33,8 @@ T read_argument(const T* value, uint64_t min_size_bytes, const char* name) {
   const auto* bytes = reinterpret_cast<const unsigned char*>(value);
   for (uint64_t offset = sizeof(T); offset < value->struct_size; ++offset) {
     if (bytes[offset] != 0) {
-      throw unimplemented(name, " has a field at offset ", offset, " that is newer than this plugin (which knows ", sizeof(T),
-                          " bytes); leave it 0, or use a newer plugin");
+      throw unimplemented(name, " has a field at offset ", offset, " that is newer than this library (which knows ", sizeof(T),
+                          " bytes); leave it 0, or use a newer one");
     }
   }
   return local;
@@ -47,6 +47,14 @@ T read_table(const T* value, uint64_t min_size_bytes, const char* name) {
   T local{};
   std::memcpy(&local, value, known_size_bytes(value, min_size_bytes, name) / sizeof(void*) * sizeof(void*));
   return local;
+}
+
+/// Checks a table of an object that counts its references.
+template <class T>
+void check_references(const T& table, const char* what) {
+  if ((table.retain == nullptr) == (table.release == nullptr)) return;
+  throw invalid_argument(what, table.retain == nullptr ? " has release, but no retain" : " has retain, but no release",
+                         "; it needs both, or neither where it outlives everything that uses it");
 }
 
 /// Writes a result that the caller sized (checked before by known_size_bytes), and tells how much of it was honoured.

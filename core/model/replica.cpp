@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/replica.hpp"
 
+#include <ATen/ops/empty_strided.h>
+
 #include <algorithm>
 #include <map>
 
@@ -10,6 +12,7 @@
 #include "model/scope.hpp"
 #include "torch/bridge.hpp"
 #include "torch/dtypes.hpp"
+#include "torch/runtime/skip_init.hpp"
 
 namespace stratagem::sdk {
 
@@ -92,11 +95,38 @@ ModelReplica::ModelReplica(const char* model_name, ConstructModel construct, con
   generators_.emplace(device_, args.seed, args.replica);
   const GradientScope gradients(GradientScope::Mode::record);
   const AutocastScope autocast(device_.type(), std::nullopt, false);
-  {
-    const ThreadGenerator initial(make_generator(at::Device(at::kCPU), args.seed));
+  const auto initial_generator = [&] { return make_generator(at::Device(at::kCPU), args.seed); };
+  const bool skips = (args.flags & STG_REPLICATE_SKIP_INIT) != 0;
+  if (!skips || !construct_without_values(construct, options, initial_generator())) {
+    const ThreadGenerator initial(initial_generator());
     model_ = construct(options);
   }
   collect(model_name);
+}
+
+// Returns whether it could. Then all parameters and persistent buffers that would have been drawn have memory of their own, unwritten.
+bool ModelReplica::construct_without_values(ConstructModel construct, const nlohmann::json& options, at::Generator generator) {
+  const ThreadGenerator initial(std::move(generator));  // for what is drawn all the same
+  const SkipInit scope;
+  try {
+    model_ = construct(options);
+  } catch (...) {
+    return false;  // it read what isn't there; whatever else it was comes again
+  }
+  std::vector<at::Tensor> written;
+  for (const NamedTensor& named : model_->named_tensors()) {
+    if (!named.is_parameter && !named.persistent) continue;
+    if (std::none_of(written.begin(), written.end(), [&](const at::Tensor& other) { return other.is_same(named.tensor); }))
+      written.push_back(named.tensor);
+  }
+  if (!scope.is_covered_by(written)) return false;
+  for (at::Tensor& tensor : written) {
+    if (!scope.has_skipped(tensor)) continue;
+    const bool is_mapped = tensor.is_contiguous() && tensor.nbytes() >= large_memory_bytes;
+    tensor.set_data(is_mapped ? to_tensor(allocate_tensor(from_scalar_type(tensor.scalar_type()), tensor.sizes().vec()))
+                              : at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()));
+  }
+  return true;
 }
 
 void ModelReplica::collect(const char* model_name) {

@@ -50,6 +50,7 @@ class ModelReplica {
   void set_training(bool training);
 
  private:
+  bool construct_without_values(ConstructModel construct, const nlohmann::json& options, at::Generator generator);
   void collect(const char* model_name);
   void convert(at::Tensor& tensor) const;
 

@@ -58,8 +58,10 @@ struct NamedTensor {
 };
 
 /// A model, one object per replica. Its constructor takes the options and makes all parameters on the CPU, in float32; the SDK
-/// converts and moves them. Random numbers drawn there and in the steps come from the replica's own generator. Called by one thread at
-/// a time, which may not be the one that made it. Steps must not write to the batch.
+/// converts and moves them. Random numbers drawn there and in the steps come from the replica's own generator. Where all weights will be
+/// written over (a replica but the first, a swap, a resume) random fills in place are left out; a constructor that reads what it has
+/// filled runs once more, with them. Called by one thread at a time, which may not be the one that made it. Steps must not write to the
+/// batch.
 class TensorModel {
  public:
   TensorModel() = default;

@@ -60,9 +60,10 @@ void Engine::setup(const Call& call, Model model, Tree state, uint32_t stage) {
 
   std::shared_ptr<Training> training;
   if (model) {
-    training = std::make_shared<Training>(model, options_, threads_per_replica_, stage == STG_STAGE_FIT);
+    const bool state_follows = state.root().type != STG_NONE;
+    training = std::make_shared<Training>(model, options_, threads_per_replica_, stage == STG_STAGE_FIT, state_follows);
     // Weights that are almost those of the state would be worse than an error.
-    if (state.root().type != STG_NONE) import_training_state(*training, state.root(), true);
+    if (state_follows) import_training_state(*training, state.root(), true);
   }
   call.check("setup");
   Workers::Options workers;

@@ -57,9 +57,11 @@ Optimizer::Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, c
   for (size_t p = 0; p < root.parameters.size(); ++p) {
     const bool is_trained = root.parameter_infos[p].requires_grad;
     if (is_trained) check_updatable(root, p);
-    for (auto& slot : state_) slot.push_back(is_trained ? flat_layout(root.parameters[p]->view).allocate() : nullptr);
+    for (auto& slot : state_) {
+      slot.push_back(is_trained ? flat_layout(root.parameters[p]->view).allocate() : nullptr);
+      if (is_trained) fill_initial(*slot.back());
+    }
   }
-  for (size_t p = 0; p < steps_.size(); ++p) set_steps(p, 0);
   const c10::InferenceMode normal(false);  // the host's thread may be in it, and tensors made there can't be updated elsewhere
   for (const std::vector<FlatRange>& ranges : gradients.ranges()) {
     WorkerSlices& mine = workers_.emplace_back();
@@ -235,9 +237,13 @@ void Optimizer::set_steps(size_t parameter, int64_t steps) {
     if (steps != 0 || !slot[parameter]) continue;
     const stg_tensor_view& view = slot[parameter]->view;
     std::memset(first_element<>(view), 0, static_cast<size_t>(numel(view)) * element_size_bytes(view.dtype));
-    if (options_.initial_accumulator_value != 0)
-      flat_slice(*slot[parameter], 0, numel(view)).fill_(options_.initial_accumulator_value);
+    fill_initial(*slot[parameter]);
   }
+}
+
+void Optimizer::fill_initial(const stg_tensor& zeros) const {
+  if (options_.initial_accumulator_value == 0) return;
+  flat_slice(zeros, 0, numel(zeros.view)).fill_(options_.initial_accumulator_value);
 }
 
 }  // namespace stratagem

@@ -64,6 +64,7 @@ class Optimizer {
     Lists first;               // those of the first gradient (SGD's kernel treats them otherwise)
   };
 
+  void fill_initial(const stg_tensor& zeros) const;
   void choose(WorkerSlices& mine) const;
   void update_sparse(const FlatRange& range, double lr) const;
   void run(Lists& lists, bool is_first, double lr) const;

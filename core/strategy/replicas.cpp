@@ -322,7 +322,8 @@ void ReplicaSlot::drop_gradients() {
 
 // ---- all of them
 
-Replicas::Replicas(const Model& model, const Options& options, uint32_t threads_per_replica, bool needs_writable_parameters) {
+Replicas::Replicas(const Model& model, const Options& options, uint32_t threads_per_replica, bool needs_writable_parameters,
+                   bool state_follows) {
   stg_replicate_args args = sized<stg_replicate_args>();
   args.num_replicas = static_cast<int32_t>(options.devices.size());
   args.floating_dtype = options.floating_dtype;
@@ -331,6 +332,7 @@ Replicas::Replicas(const Model& model, const Options& options, uint32_t threads_
   for (size_t i = 0; i < options.devices.size(); ++i) {
     args.device = options.devices[i];
     args.replica = static_cast<int32_t>(i);
+    args.flags = i > 0 || state_follows ? STG_REPLICATE_SKIP_INIT : 0;
     slots_.push_back(std::make_unique<ReplicaSlot>(model, args));
     ReplicaSlot& slot = *slots_.back();
     slot.guarded("setup", [&] {

@@ -106,8 +106,10 @@ class ReplicaSlot {
 
 class Replicas {
  public:
-  /// Makes one per device, compares them, and puts all on the root's memory or values.
-  Replicas(const Model& model, const Options& options, uint32_t threads_per_replica, bool needs_writable_parameters);
+  /// Makes one per device, compares them, and puts all on the root's memory or values. `state_follows`: a whole state is imported next,
+  /// so the root needs no initial values either.
+  Replicas(const Model& model, const Options& options, uint32_t threads_per_replica, bool needs_writable_parameters,
+           bool state_follows);
   Replicas(const Replicas&) = delete;
   Replicas& operator=(const Replicas&) = delete;
   /// In reverse order: the root's memory outlives those bound to it.

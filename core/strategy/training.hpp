@@ -15,8 +15,8 @@
 namespace stratagem {
 
 struct Training {
-  Training(const Model& model, const Options& options, uint32_t threads_per_replica, bool is_fit)
-      : replicas(model, options, threads_per_replica, is_fit && options.optimizer.has_value()) {
+  Training(const Model& model, const Options& options, uint32_t threads_per_replica, bool is_fit, bool state_follows)
+      : replicas(model, options, threads_per_replica, is_fit && options.optimizer.has_value(), state_follows) {
     if (!is_fit) return;
     // Momentum moves all rows that ever had a gradient.
     const bool has_momentum = options.optimizer && options.optimizer->name == "sgd" && options.optimizer->momentum != 0;

@@ -45,15 +45,17 @@ static stg_error* count_batch(void* self, const stg_progress* progress, const st
   return NULL;
 }
 
-static void show_metrics(void* self, stg_string line) {
+static stg_error* show_metrics(void* self, stg_string line) {
   (void)self;
   printf("%.*s\n", (int)line.size_bytes, line.data);
+  return NULL;
 }
 
-static void count_swap(void* self, int64_t step, stg_string strategy, const stg_error* error) {
+static stg_error* count_swap(void* self, int64_t step, stg_string strategy, const stg_error* error) {
   if (error == NULL) ++((watch*)self)->num_swaps;
   printf("after update %" PRId64 ": %.*s %s\n", step, (int)strategy.size_bytes, strategy.data,
          error == NULL ? "goes on" : "was refused");
+  return NULL;
 }
 
 /* ---- Ctrl-C ---- */

@@ -109,7 +109,10 @@ stg_session_events terminal_events() {
   stg_session_events events{};
   events.struct_size = sizeof events;
   events.log = [](void*, uint32_t level, stg_string message) { say(level, {message.data, message.size_bytes}); };
-  events.progress = [](void*, const stg_progress* progress) { show_progress(*progress); };
+  events.progress = [](void*, const stg_progress* progress) -> stg_error* {
+    show_progress(*progress);
+    return nullptr;
+  };
   events.metrics = nullptr;
   return events;
 }

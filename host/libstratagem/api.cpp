@@ -3,6 +3,8 @@
 // The C API: structs in, exceptions to errors, JSON out.
 #include <stratagem/session.h>
 
+#include <cstring>
+
 #include "base/error.hpp"
 #include "base/note.hpp"
 #include "base/structs.hpp"
@@ -58,12 +60,12 @@ Events events_of(const stg_session_events* given, const std::shared_ptr<Mailbox>
     mailbox->put(progress);
     if (table.progress == nullptr) return;
     const stg_progress out = to_abi(progress);
-    table.progress(table.self, &out);
+    check_event("progress", table.progress(table.self, &out));
   };
   if (table.metrics != nullptr || mailbox->keeps_events()) {
     events.metrics = [table, mailbox](const std::string& line) {
       mailbox->put_metrics(line);
-      if (table.metrics != nullptr) table.metrics(table.self, stratagem::to_abi(line));
+      if (table.metrics != nullptr) check_event("metrics", table.metrics(table.self, stratagem::to_abi(line)));
     };
   }
   if (table.batch_start != nullptr) {
@@ -83,7 +85,7 @@ Events events_of(const stg_session_events* given, const std::shared_ptr<Mailbox>
     if (table.swap == nullptr) return;
     const std::string text = strategy.dump();
     const ErrorPtr why(error == nullptr ? nullptr : to_abi(*error));
-    table.swap(table.self, step, stratagem::to_abi(text), why.get());
+    check_event("swap", table.swap(table.self, step, stratagem::to_abi(text), why.get()));
   };
   return events;
 }
@@ -103,9 +105,20 @@ Command command_of(uint64_t stage) {
   }
 }
 
+/// Files are opened by C strings, which would end at the zero.
+std::string path_of(stg_string given, const char* name) {
+  std::string path(text_of(given));
+  if (const size_t zero = path.find('\0'); zero != std::string::npos) {
+    throw invalid_argument(name, " has a zero byte at ", zero, ", after \"", path.substr(0, zero),
+                           "\"; a path has none (size_bytes doesn't count the one at the end)");
+  }
+  return path;
+}
+
 std::shared_ptr<const stg_model> retained(const stg_model* given) {
   if (given == nullptr) return nullptr;
   const auto table = read_table(given, STG_MODEL_MIN_SIZE, "model");
+  check_references(table, "the model");
   if (table.retain != nullptr) table.retain(table.self);
   return {given, [table](const stg_model*) {
             if (table.release != nullptr) table.release(table.self);
@@ -115,21 +128,21 @@ std::shared_ptr<const stg_model> retained(const stg_model* given) {
 SessionRequest request_of(const stg_session_args& args) {
   constexpr uint64_t known_flags = STG_SESSION_OWN_LOOP | STG_SESSION_QUEUE_EVENTS | STG_SESSION_CALLER_THREAD_ONLY;
   SessionRequest request;
-  request.sources = take_sources(args.sources, args.num_sources);  // first: they are ours, whatever else is wrong
   if ((args.flags & ~known_flags) != 0)
     throw invalid_argument("flags is ", args.flags, "; of these, ", args.flags & ~known_flags, " is unknown");
   std::vector<std::string> overrides;
   if (args.num_overrides != 0) require(args.overrides, "overrides");
   for (uint64_t i = 0; i < args.num_overrides; ++i) overrides.emplace_back(text_of(args.overrides[i]));
   request.command = command_of(args.stage);
-  const std::string path(text_of(args.config_path)), text(text_of(args.config_text)), folder(text_of(args.config_folder));
+  const std::string text(text_of(args.config_text));
+  const std::string path = path_of(args.config_path, "config_path"), folder = path_of(args.config_folder, "config_folder");
   if (!path.empty() && !text.empty()) throw invalid_argument("config_path and config_text are both given; one is the config");
   if (path.empty() && !std::filesystem::path(folder).is_absolute())
     throw invalid_argument("config_folder is \"", folder,
                            "\"; it must be absolute, as the paths of config_text are relative to it");
   request.config = path.empty() ? read_config_text(text, folder, overrides) : read_config_file(path, overrides);
-  request.checkpoint = text_of(args.checkpoint);
-  request.output = text_of(args.output);
+  request.checkpoint = path_of(args.checkpoint, "checkpoint");
+  request.output = path_of(args.output, "output");
   request.own_loop = (args.flags & STG_SESSION_OWN_LOOP) != 0;
   request.caller_thread_only = (args.flags & STG_SESSION_CALLER_THREAD_ONLY) != 0;
   request.model = retained(args.model);
@@ -207,14 +220,21 @@ std::vector<std::filesystem::path> plugin_path_of(const std::string& config_path
 
 stg_error* stg_session_open(const stg_session_args* args, stg_session* out) {
   return guard([&] {
+    // First: sources are ours, whatever else is wrong.
+    stg_session_args known{};
+    std::memcpy(&known, args, known_size_bytes(args, STG_SESSION_ARGS_MIN_SIZE, "args"));
+    DataSources sources = take_sources(known.sources, known.num_sources);
     const auto read = read_argument(args, STG_SESSION_ARGS_MIN_SIZE, "args");
     SessionRequest request = request_of(read);
+    request.sources = std::move(sources);
     require(out, "out");
     const auto mailbox = std::make_shared<Mailbox>((read.flags & STG_SESSION_QUEUE_EVENTS) != 0, read.stage);
     request.events = events_of(read.events, mailbox);
     *out = open_handle(mailbox, [&](Requests& requests) {
       request.events.requests = &requests;
-      return std::make_unique<Session>(std::move(request));
+      auto session = std::make_unique<Session>(std::move(request));
+      mailbox->begin_at(session->beginning());
+      return session;
     });
   });
 }
@@ -261,7 +281,7 @@ stg_error* stg_session_swap(stg_session session, stg_string strategy) {
 }
 
 stg_error* stg_session_request_swap(stg_session session, stg_string strategy) {
-  return guard([&] { request_swap(session, strategy_of(std::string(text_of(strategy)))); });
+  return guard([&] { request_swap(session, [&] { return strategy_of(std::string(text_of(strategy))); }); });
 }
 
 stg_error* stg_session_poll(stg_session session, uint64_t timeout_ns, stg_tree* event) {

@@ -6,6 +6,8 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/sdk_entry.hpp"
+#include "libstratagem/data/batches.hpp"
 
 namespace stratagem {
 
@@ -68,6 +70,8 @@ void give_slot_back(Slot& slot) {
 }  // namespace
 
 stg_session open_handle(std::shared_ptr<Mailbox> mailbox, const std::function<std::unique_ptr<Session>(Requests&)>& make) {
+  sdk::watch_forks();
+  sdk::refuse_forked_child();
   Slot& slot = take_slot(std::move(mailbox));
   try {
     std::unique_ptr<Session> session = make(slot.requests);
@@ -83,6 +87,7 @@ stg_session open_handle(std::shared_ptr<Mailbox> mailbox, const std::function<st
 }
 
 SessionCall::SessionCall(stg_session handle) {
+  sdk::refuse_forked_child();
   const std::lock_guard lock(table_mutex);
   slot_ = &open_slot(handle);
   if (slot_->is_in_call && slot_->caller == std::this_thread::get_id())
@@ -107,6 +112,7 @@ SessionCall::~SessionCall() {
 }
 
 std::shared_ptr<Mailbox> mailbox_of(stg_session handle) {
+  sdk::refuse_forked_child();
   const std::lock_guard lock(table_mutex);
   return open_slot(handle).mailbox;
 }
@@ -118,12 +124,15 @@ void with_requests(stg_session handle, void (*ask)(Requests&)) noexcept {
   --slot.num_asking;
 }
 
-void request_swap(stg_session handle, Json strategy) {
+void request_swap(stg_session handle, const std::function<Json()>& read_strategy) {
+  sdk::refuse_forked_child();
   const std::lock_guard lock(table_mutex);
-  open_slot(handle).session->request_swap(std::move(strategy));
+  const Session& session = *open_slot(handle).session;
+  session.request_swap(read_strategy());
 }
 
 void close_handle(stg_session handle) noexcept {
+  if (sdk::is_forked_child()) return;  // its threads are the parent's: it can't be ended here
   Slot& slot = slot_of(handle);
   std::unique_ptr<Session> closed;
   {
@@ -135,8 +144,16 @@ void close_handle(stg_session handle) noexcept {
     if (slot.is_in_call) return;
     closed = std::move(slot.session);
   }
-  closed.reset();
-  give_slot_back(slot);
+  const auto end = [&slot](std::unique_ptr<Session> session) {
+    session.reset();
+    give_slot_back(slot);
+  };
+  // A source that is read ahead may close its session: its reader is waited for by another thread then, not by itself.
+  if (BatchStream::is_reader_thread()) {
+    std::thread(end, std::move(closed)).detach();
+  } else {
+    end(std::move(closed));
+  }
 }
 
 }  // namespace stratagem

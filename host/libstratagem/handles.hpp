@@ -44,7 +44,7 @@ std::shared_ptr<Mailbox> mailbox_of(stg_session handle);
 void with_requests(stg_session handle, void (*ask)(Requests&)) noexcept;
 
 /// Asks the session for a swap before its next update. Throws as SessionCall does for a wrong handle.
-void request_swap(stg_session handle, Json strategy);
+void request_swap(stg_session handle, const std::function<Json()>& read_strategy);
 
 /// Closes the handle, and frees the session, or leaves that to the call that is going on. A closed one, and none at all, are allowed.
 void close_handle(stg_session handle) noexcept;

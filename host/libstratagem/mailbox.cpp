@@ -25,6 +25,11 @@ Json to_json(const Progress& progress) {
 
 }  // namespace
 
+void Mailbox::begin_at(const Progress& progress) {
+  const std::lock_guard lock(mutex_);
+  progress_ = progress;
+}
+
 void Mailbox::put(const Progress& progress) {
   {
     const std::lock_guard lock(mutex_);

@@ -23,6 +23,8 @@ class Mailbox {
   Mailbox(bool keeps_events, uint64_t stage) : keeps_events_(keeps_events) { progress_.stage = stage; }
 
   bool keeps_events() const { return keeps_events_; }
+  /// Before the first `put`.
+  void begin_at(const Progress& progress);
   void put(const Progress& progress);
   void put_log(uint32_t level, const std::string& message);
   void put_metrics(const std::string& line);

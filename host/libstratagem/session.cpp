@@ -105,12 +105,30 @@ Session::Session(SessionRequest request)
   if (!own_loop_) read_data();
   check_accelerator(*strategy_factory_, config_.json["strategy"]);
   strategy_.emplace(create_strategy(config_, *strategy_factory_));
+  require_save(*strategy_);
   model_ = create_model();
   set_up(*strategy_, model_.get(), {});
   if (!request.checkpoint.empty()) load_checkpoint(request.checkpoint);
   if (command_ != Command::fit || own_loop_) return;
   prepare_outputs();
   warn_of_planned_swaps();
+}
+
+Progress Session::beginning() const {
+  Progress progress{stage_of(command_)};
+  if (command_ == Command::fit) {
+    progress.max_epochs = config_.trainer.max_epochs;
+    progress.max_steps = config_.trainer.max_steps;
+    if (train_) progress.num_batches = num_train_batches(config_, train_->num_samples());
+  } else if (evaluation_) {
+    progress.num_batches = evaluation_data().num_batches;
+  }
+  if (!resume_) return progress;
+  const Position& position = resume_->position;
+  progress.epoch = position.epoch;
+  progress.batch = position.batch;
+  progress.step = position.step;
+  return progress;
 }
 
 /// Known before anything is loaded, since it is what was typed last.
@@ -233,6 +251,13 @@ StrategyInstance Session::create_strategy(const Config& config, const stg_strate
   });
 }
 
+/// What is trained would be lost.
+void Session::require_save(const StrategyInstance& strategy) const {
+  if (!config_.checkpoint || command_ != Command::fit || own_loop_ || strategy.can_save()) return;
+  throw invalid_argument("/checkpoint: the strategy \"", strategy.name(),
+                         "\" has no function save; leave /checkpoint out, or use ", "a strategy that has one");
+}
+
 // Before any training, what a model's code throws is about the options that it was given.
 constexpr std::initializer_list<std::pair<uint32_t, uint32_t>> thrown_before_training = {{STG_UNKNOWN, STG_INVALID_ARGUMENT},
                                                                                          {STG_INTERNAL, STG_INVALID_ARGUMENT}};
@@ -338,6 +363,7 @@ Json Session::fit() {
   FitLoop& loop = begun_loop();
   while (!loop.is_over()) advance();
   const FitResult fit = loop.finish();
+  end_updates();
   const auto text_or_null = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
   Json result = {{"steps", fit.steps},
                  {"epochs", fit.epochs},

@@ -51,6 +51,8 @@ class Session {
   Json run();
   /// The one that is set up now.
   const StrategyInstance& strategy() const { return *strategy_; }
+  /// Where the run begins or goes on.
+  Progress beginning() const;
   /// So many updates of a fit. Returns whether it is over.
   bool step(uint64_t num_updates);
 
@@ -69,16 +71,19 @@ class Session {
   const BatchLimit& evaluation_limit() const;
   EvaluationData evaluation_data() const;
   StrategyInstance create_strategy(const Config& config, const stg_strategy_factory& factory) const;
+  void require_save(const StrategyInstance& strategy) const;
   std::shared_ptr<const stg_model> create_model() const;
   void set_up(StrategyInstance& strategy, const stg_model* model, Tree state) const;
   // What goes on between two updates: in swap.cpp.
   FitLoop& begun_loop();
   void advance();
   void swap_if_asked();
+  void end_updates();
   void warn_of_planned_swaps() const;
   void require_fit() const;
   const stg_strategy_factory& wanted_strategy(const Json& strategy, Config& config) const;
   std::optional<Error> try_swap(const Json& strategy);
+  void require_no_gradients() const;
   void exchange_strategy(const Json& strategy);
   void exchange_through_host(StrategyInstance& next, const stg_model* model, const Error& reason);
   void reload();

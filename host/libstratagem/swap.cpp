@@ -44,7 +44,7 @@ FitLoop& Session::begun_loop() {
   if (config_.trainer.overfits && config_.validation) validation = &*train_;
   loop_.emplace(config_, *strategy_, *train_, validation, resume_, events_);
   // A resume goes on under the strategy that the run had come to. What it did then is told already.
-  if (resume_ && !resume_->position.strategy.is_null() && !loop_->is_over()) try_swap(resume_->position.strategy);
+  if (resume_ && !resume_->position.strategy.is_null() && !loop_->is_over()) try_swap(Json(resume_->position.strategy));
   loop_->begin();
   return *loop_;
 }
@@ -54,7 +54,10 @@ bool Session::step(uint64_t num_updates) {
   FitLoop& loop = begun_loop();
   const int64_t begin = loop.step();
   while (!loop.is_over() && static_cast<uint64_t>(loop.step() - begin) < num_updates) advance();
-  return loop.is_over();
+  if (!loop.is_over()) return false;
+  loop.save_last();
+  end_updates();
+  return true;
 }
 
 void Session::advance() {
@@ -76,9 +79,22 @@ void Session::swap_if_asked() {
   if (const auto strategy = events_.requests->take_swap()) try_swap(*strategy);
 }
 
+/// A request that came during the last update is told of, too.
+void Session::end_updates() {
+  const auto strategy = events_.requests->take_last_swap();
+  if (!strategy) return;
+  const Error late = failed_precondition("it was asked for after the run's last update");
+  log(STG_LOG_WARNING, concat("no swap to ", strategy->dump(), ": ", late.message));
+  if (events_.swap) events_.swap(loop_->step(), *strategy, &late);
+}
+
 /// Better known now than at its step; but what is missing may be there by then.
 void Session::warn_of_planned_swaps() const {
   for (size_t i = 0; i < config_.swaps.size(); ++i) {
+    if (const int64_t last = config_.trainer.max_steps; last != no_limit && config_.swaps[i].at_step >= last) {
+      log(STG_LOG_WARNING, concat("/swap/", i, "/at_step is ", config_.swaps[i].at_step,
+                                  ", which never comes: the run ends after ", last, " updates (/trainer/max_steps)"));
+    }
     try {
       Config config = config_;
       wanted_strategy(config_.swaps[i].strategy, config);
@@ -109,9 +125,24 @@ void Session::swap(const Json& strategy) {
   if (const auto error = try_swap(strategy)) throw *error;
 }
 
+/// They are no part of a state: with them, the update that they are for would be another one.
+void Session::require_no_gradients() const {
+  const stg_status status = strategy_->status();
+  if (status.num_micro_batches == 0 && status.has_graph == 0) return;
+  throw failed_precondition("the strategy holds ",
+                            status.has_graph != 0 ? std::string("a training_step without its backward")
+                                                  : concat("the gradients of ", status.num_micro_batches, " micro-batches"),
+                            ", which a swap would lose; call optimizer_step first, or zero_grad");
+}
+
 void Session::request_swap(Json strategy) const {
   require_fit();
-  events_.requests->swap_to(std::move(strategy));
+  if (own_loop_) {
+    throw failed_precondition("this session was opened with STG_SESSION_OWN_LOOP: it has no updates to wait for; call ",
+                              "stg_session_swap between two of the program's own");
+  }
+  if (!events_.requests->swap_to(std::move(strategy)))
+    throw failed_precondition("this session's run is over; there is nothing to swap");
 }
 
 void Session::reload() {
@@ -120,6 +151,12 @@ void Session::reload() {
     return;
   }
   const std::string file = given_.file->string();
+  // What was a pipe is read by now, and a run must not wait for what may never be written.
+  std::error_code unreachable;
+  if (std::filesystem::exists(*given_.file, unreachable) && !std::filesystem::is_regular_file(*given_.file, unreachable)) {
+    log(STG_LOG_WARNING, concat("asked to read the config again, which changes nothing: ", file, " is no regular file"));
+    return;
+  }
   Json now;
   try {
     const ConfigText text = read_config_file(*given_.file, given_.overrides);
@@ -169,7 +206,11 @@ std::optional<Error> Session::try_swap(const Json& strategy) {
     exchange_strategy(strategy);
   } catch (const StrategyLost& lost) {
     if (loop_) loop_->fail();
-    if (events_.swap) events_.swap(step, strategy, &lost);
+    try {
+      if (events_.swap) events_.swap(step, strategy, &lost);
+    } catch (...) {
+      // The run ends in any case; why the strategy is lost is what has to be told.
+    }
     throw;
   } catch (...) {
     failure = describe_exception(std::current_exception());
@@ -181,16 +222,22 @@ std::optional<Error> Session::try_swap(const Json& strategy) {
   } else {
     log(STG_LOG_INFO, concat("before update ", step + 1, ": strategy \"", strategy_->name(), "\" on ", join(strategy_->devices()),
                              " in the place of \"", old, "\""));
-    if (loop_) loop_->after_swap(strategy, seconds);
   }
-  if (events_.swap) events_.swap(step, strategy, failure ? &*failure : nullptr);
+  const Error* error = failure ? &*failure : nullptr;
+  if (loop_) {
+    loop_->after_swap(strategy, seconds, error);
+  } else if (events_.swap) {
+    events_.swap(step, strategy, error);
+  }
   return failure;
 }
 
 void Session::exchange_strategy(const Json& strategy) {
+  require_no_gradients();
   Config config = config_;
   const stg_strategy_factory& factory = wanted_strategy(strategy, config);
   StrategyInstance next = create_strategy(config, factory);
+  require_save(next);
   std::shared_ptr<const stg_model> model = create_model();
   try {
     set_up(next, model.get(), strategy_->export_state(0));
@@ -204,6 +251,7 @@ void Session::exchange_strategy(const Json& strategy) {
   strategy_factory_ = &factory;
   config_.json["strategy"] = strategy;
   config_.strategy = std::move(config.strategy);
+  if (resume_) resume_->position.strategy = nullptr;  // the run goes on under this one
 }
 
 /// Where a device can't hold both: the state waits in host memory while the old strategy makes room.

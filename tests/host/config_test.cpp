@@ -279,7 +279,7 @@ TEST_CASE("A text that is not UTF-8 is refused, in a file and with --set, before
   Json json = Json::object();
   const Error override_error = error_of([&] { apply_overrides(json, {"metrics.path=m\xFF.jsonl"}); });
   CHECK(override_error.code == STG_INVALID_ARGUMENT);
-  CHECK(override_error.message == Contains{"--set \"metrics.path=m"});
+  CHECK(override_error.message == Contains{"the override \"metrics.path=m"});
   CHECK(override_error.message == Contains{"is not UTF-8"});
   const Error file = error_of([] { read_config_text("{\"metrics\": \"m\xFF\"}", "/", {}); });
   CHECK(file.code == STG_INVALID_ARGUMENT);

@@ -365,9 +365,13 @@ TEST_CASE("A progress bar is drawn on a terminal, and only there") {
 TEST_CASE("A plugin built with another LibTorch than the one in the process is refused with both") {
   const Run run("single_device");
   const std::string other = TEST_PLUGINS "/other_libtorch/toy_other_libtorch.so";
+  const fs::path its_own = TEST_PLUGINS "/other_libtorch/lib/libtorch_cpu.so";  // where its run path leads; never opened
+  fs::create_directories(its_own.parent_path());
+  write_file(its_own, "");
   const Finished refused = run.fit({"model.name=null", "model.path=" + other});
   CHECK(refused.code == 3);
-  CHECK(refused.err == Contains{other + " was built with LibTorch 1.13.1, but this process already holds LibTorch "});
+  CHECK(refused.err ==
+        Contains{other + " was built with LibTorch 1.13.1 (" + its_own.string() + "), but this process already holds LibTorch "});
   CHECK(refused.err == Contains{"libtorch_cpu.so"});
   CHECK(refused.err == Contains{TEST_INSTALLED "/single_device.so"});
 }

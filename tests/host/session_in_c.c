@@ -47,9 +47,10 @@ static void require_text(stg_error *error, stg_tree *tree, const char *part) {
   tree->release(tree);
 }
 
-static void count_progress(void *self, const stg_progress *progress) {
+static stg_error *count_progress(void *self, const stg_progress *progress) {
   REQUIRE(progress->struct_size >= STG_PROGRESS_MIN_SIZE);
   ++*(int *)self;
+  return NULL;
 }
 
 static stg_session_args arguments(const char *config, const char *folder) {

@@ -2,6 +2,7 @@
 //
 // A run that is told to read its config again: by a request, and by SIGUSR1 to the command line.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -149,6 +150,19 @@ TEST_CASE("A session whose config is a text has no file to read again, and one t
   CHECK(warning == Contains{"it was given as a text, not as a file"});
 }
 
+TEST_CASE("A config file that has become a pipe is not waited for") {
+  const TemporaryFolder folder;
+  SwapRun run(folder, swap_config(folder));
+  run.session->step(3);
+  fs::remove(folder / "c.json");
+  REQUIRE(mkfifo((folder / "c.json").c_str(), 0600) == 0);
+  run.requests.reload = true;
+  run.session->step(1);
+  REQUIRE(run.warnings.size() == 1);
+  CHECK(run.warnings[0] == Contains{"changes nothing: "});
+  CHECK(run.warnings[0] == Contains{"/c.json is no regular file"});
+}
+
 TEST_CASE("A resume after a reload goes on under the file's strategy") {
   const TemporaryFolder folder;
   Json config = swap_config(folder);
@@ -183,6 +197,11 @@ TEST_CASE("The config's swaps come at ascending steps, each a strategy") {
   CHECK(error_with(Json::array({{{"at_step", 1}}})) == Contains{"/swap/0/strategy: this key, an object, is required"});
   CHECK(error_with(Json::array({swap_at(1, {{"name", "x"}, {"device", 1}})})) ==
         Contains{"/swap/0/strategy/device: unknown key"});
+  run.config["trainer"]["max_steps"] = 6;
+  run.config["swap"] = Json::array({swap_at(6, to)});
+  const Finished late = run.fit();
+  CHECK(late.code == 0);
+  CHECK(late.err == Contains{"/swap/0/at_step is 6, which never comes: the run ends after 6 updates (/trainer/max_steps)"});
   run.config["swap"] = Json::array({swap_at(5, strategy("data_paralel"))});
   const Finished finished = run.fit();
   CHECK(finished.code == 0);

@@ -262,6 +262,57 @@ TEST_CASE("A swap asked for from another thread comes before the next update, an
   check_near(run.losses, Unswapped(config).run.losses, 1e-9);
 }
 
+TEST_CASE("A swap that comes too late is told of: by the event during the last update, by an error after it") {
+  const TemporaryFolder folder;
+  SwapRun run(folder, swap_config(folder));
+  run.after_update = [&](int64_t step) {
+    if (step == 30) run.session->request_swap(parallel(3));
+  };
+  run.run();
+  REQUIRE(run.told.size() == 1);
+  CHECK(run.told[0].first == 30);
+  CHECK(run.told[0].second == Contains{"after the run's last update"});
+  CHECK(run.result["strategy"] == "single_device");
+  CHECK(error_of([&] { run.session->request_swap(single); }).message == Contains{"this session's run is over"});
+}
+
+TEST_CASE("A swap by call before a resumed run's first update is the one that counts") {
+  const TemporaryFolder folder;
+  const Json config = swap_config(folder);
+  SwapRun first(folder, config);
+  first.session->step(4);
+  first.session->swap(parallel(2));
+  first.session->step(2);
+  first.requests.stop = true;
+  first.run();
+  SwapRun second(folder, config, first.result["checkpoint"]);
+  second.session->swap(parallel(3));
+  second.session->step(1);
+  REQUIRE(second.told.size() == 1);
+  CHECK(second.told[0].first == 7);
+  CHECK(second.told[0].second == "");
+  second.run();
+  CHECK(second.result["devices"].size() == 3);
+}
+
+TEST_CASE("A strategy that can't save is refused where there is a checkpoint to write, at open and as a swap") {
+  const TemporaryFolder folder;
+  Json config = swap_config(folder);
+  const Json unsaving = {{"name", "gradient_descent"}, {"path", TEST_GRADIENT_DESCENT}};
+  config["precision"] = "32-true";
+  config["optimizer"] = {{"name", "sgd"}, {"lr", 0.05}};
+  {
+    SwapRun run(folder, config);
+    run.session->step(3);
+    const Error error = error_of([&] { run.session->swap(unsaving); });
+    CHECK(error.message == Contains{"/checkpoint: the strategy \"gradient_descent\" has no function save"});
+    run.run();
+    CHECK(run.result["strategy"] == "single_device");
+  }
+  config["strategy"] = unsaving;
+  CHECK(error_of([&] { const SwapRun run(folder, config); }).message == Contains{"/checkpoint: the strategy"});
+}
+
 TEST_CASE("The text of a strategy is checked at once") {
   const auto text_of_error = [](const std::string& text) {
     const Error error = error_of([&] { strategy_of(text); });
@@ -293,11 +344,16 @@ TEST_CASE("A session that is not for fit has no swaps") {
 
 TEST_CASE("A thousand swaps leave no memory, threads or open files behind") {
   const TemporaryFolder folder;
-  const Json config = swap_config(folder);
+  Json config = swap_config(folder);
+  config["model"]["options"]["sizes"] = {4, 512, 3};  // 28 KiB: one of them left behind per swap is seen
   SwapRun run(folder, config);
   run.session->step(2);
   const auto swap = [&](int num) {
-    for (int i = 0; i < num; ++i) run.session->swap(i % 2 == 0 ? parallel(3) : single);
+    for (int i = 0; i < num; ++i) {
+      run.session->swap(i % 2 == 0 ? parallel(3) : single);
+      run.swap_lines.clear();  // what the test keeps of each
+      run.told.clear();
+    }
   };
   swap(100);
   const int64_t memory_kb = number_in("/proc/self/status", "VmRSS:");
@@ -307,7 +363,9 @@ TEST_CASE("A thousand swaps leave no memory, threads or open files behind") {
   CHECK(num_entries("/proc/self/fd") == num_files);
   const int64_t growth_kb = number_in("/proc/self/status", "VmRSS:") - memory_kb;
   INFO("memory grew by " << growth_kb << " KiB from " << memory_kb);
-  CHECK(growth_kb < 2048);
+#ifndef __SANITIZE_ADDRESS__  // which keeps freed memory back, and finds leaks by itself
+  CHECK(growth_kb < 512);
+#endif
   run.run();
   CHECK(run.warnings == std::vector<std::string>{});
 }

@@ -111,7 +111,8 @@ TEST_CASE("A strategy without validation_step is told by its name with the way o
   INFO(without.err);
   CHECK(without.json()["steps"] == 4);
   const Finished saving = run.fit({"data.validation=null"});
-  CHECK(saving.err == Contains{"save of the strategy \"gradient_descent\": this strategy has no save; /checkpoint needs it"});
+  CHECK(saving.code == 2);
+  CHECK(saving.err == Contains{"/checkpoint: the strategy \"gradient_descent\" has no function save; leave /checkpoint out"});
 }
 
 TEST_CASE("A strategy that can't put back what a validation changes is told once, and a resumed run tries nothing") {

@@ -86,10 +86,11 @@ struct Throwing : Strategy {
 STRATAGEM_STRATEGY_PLUGIN("throwing", "1.0.0", Throwing);
 
 TEST_CASE("A strategy that says nothing of itself has an empty summary and an options schema that takes anything") {
-  const sdk::StrategyPlugin made("forgetful", "1.0.0", {}, nullptr);
+  const sdk::StrategyPlugin made("forgetful", "1.0.0", {}, nullptr, false);
   CHECK(text_of(made.factory.summary).empty());
   CHECK(text_of(made.factory.options_schema) == "{}");
   CHECK(made.factory.num_device_kinds == 0);
+  CHECK(made.api.save == nullptr);
 }
 
 TEST_CASE("A strategy that throws while it says what it is refuses in words, and nothing leaves its entry") {

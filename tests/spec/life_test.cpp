@@ -171,6 +171,19 @@ TEST_CASE("destroying a live instance ends its threads and lets the model go") {
   CHECK(model->num_graphs == 0);
 }
 
+TEST_CASE("replicas whose values are written over are asked for without initial ones: all but a root that begins a run") {
+  const auto model = linear_model(3);
+  Instance first("data_parallel", R"({"devices": 3, "optimizer": {"name": "sgd"}})");
+  first.setup(*model);
+  CHECK(model->num_skipped_inits == 2);
+  CHECK(first.value("weight") == 3);
+  first.train(batch_of({1, 1, 1}));
+  Instance second("single_device", R"({"optimizer": {"name": "sgd"}})");
+  second.setup(&model->table, STG_STAGE_FIT, first.export_state());
+  CHECK(model->num_skipped_inits == 3);
+  CHECK(second.value("weight") == 2);
+}
+
 TEST_CASE("a failed setup leaves the instance as before") {
   const auto good = linear_model();
   const auto model = linear_model();

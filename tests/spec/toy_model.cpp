@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "spec/toy_model.hpp"
 
+#include <cmath>
 #include <cstring>
 
 #include "base/structs.hpp"
@@ -19,11 +20,16 @@ struct ToyGraph {
 ToyModel& model_of(void* self) { return *static_cast<ToyModel*>(self); }
 ToyReplica& replica_of(stg_replica* replica) { return *reinterpret_cast<ToyReplica*>(replica); }
 
-std::vector<TensorPtr> make_tensors(const std::vector<ToyParameter>& parameters, stg_dtype floating_dtype) {
+// Where initial values may be left out there are wrong ones, so that a strategy that doesn't write them is seen in every test.
+std::vector<TensorPtr> make_tensors(const std::vector<ToyParameter>& parameters, const stg_replicate_args& args,
+                                    uint64_t flags_written) {
   std::vector<TensorPtr> tensors;
   for (const ToyParameter& parameter : parameters) {
-    const bool is_cast = floating_dtype.bits != 0 && is_floating(parameter.dtype);
-    tensors.push_back(tensor_of(parameter.values, parameter.shape, is_cast ? floating_dtype : parameter.dtype));
+    const bool is_cast = args.floating_dtype.bits != 0 && is_floating(parameter.dtype);
+    const bool is_left_out = (args.flags & STG_REPLICATE_SKIP_INIT) != 0 && (parameter.flags & flags_written) == flags_written;
+    const std::vector<double> wrong(parameter.values.size(), is_floating(parameter.dtype) ? std::nan("") : -77);
+    tensors.push_back(
+        tensor_of(is_left_out ? wrong : parameter.values, parameter.shape, is_cast ? args.floating_dtype : parameter.dtype));
   }
   return tensors;
 }
@@ -46,9 +52,10 @@ stg_error* replicate(void* self, const stg_replicate_args* args, stg_replica** o
     ToyModel& model = model_of(self);
     auto replica = std::make_unique<ToyReplica>();
     replica->args = *args;
-    replica->parameters = make_tensors(model.parameters, args->floating_dtype);
-    replica->buffers = make_tensors(model.buffers, args->floating_dtype);
+    replica->parameters = make_tensors(model.parameters, *args, STG_PARAMETER_PINNED);
+    replica->buffers = make_tensors(model.buffers, *args, STG_PARAMETER_PINNED | STG_PARAMETER_PERSISTENT);
     ++model.num_replicas;
+    if ((args->flags & STG_REPLICATE_SKIP_INIT) != 0) ++model.num_skipped_inits;
     *out = reinterpret_cast<stg_replica*>(replica.release());
   });
 }

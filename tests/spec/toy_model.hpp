@@ -75,6 +75,7 @@ class ToyModel {
   bool reads_batch_in_backward = false;  ///< the step is done again there, from the batch as it is then
   std::atomic<int> num_references{0};
   std::atomic<int> num_replicas{0};
+  std::atomic<int> num_skipped_inits{0};  ///< replicas that were asked for without initial values, ever
   std::atomic<int> num_graphs{0};
   stg_model table{};
 };

@@ -2,6 +2,7 @@
 #include "base/error.hpp"
 
 #include <cstdlib>
+#include <filesystem>
 #include <new>
 #include <optional>
 #include <stdexcept>
@@ -156,6 +157,9 @@ TEST_CASE("what is thrown decides the code") {
   };
   CHECK(code_and_text([] { throw std::bad_alloc(); }) == "RESOURCE_EXHAUSTED: out of memory");
   CHECK(code_and_text([] { throw std::runtime_error("broken"); }) == "INTERNAL: broken");
+  const std::string too_long(300, 'x');
+  CHECK(code_and_text([&] { static_cast<void>(std::filesystem::is_directory("/" + too_long)); }) ==
+        "INVALID_ARGUMENT: can't use /" + too_long + ": File name too long");
   CHECK(code_and_text([] { throw 42; }) == "UNKNOWN: an exception that is no std::exception was thrown");
   CHECK(code_and_text([] { throw not_found("no x"); }) == "NOT_FOUND: no x");
   CHECK(code_and_text([] { throw failed_precondition("not now"); }) == "FAILED_PRECONDITION: not now");

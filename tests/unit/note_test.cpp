@@ -7,6 +7,7 @@
 #include <stratagem/plugin.h>
 
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <random>
 
@@ -267,6 +268,35 @@ TEST_CASE("a library whose code is cut off is refused, though its note is whole"
   CHECK(file.read(elf.text())["name"] == "crafted");
   ++elf.segments[0].p_filesz;
   file.refused(elf.text(), STG_DATA_LOSS, {"damaged or cut off: a segment of", std::to_string(elf.segments[0].p_filesz)});
+}
+
+TEST_CASE("the folders that a library searches for what it needs are read from the file") {
+  const std::filesystem::path library = NOTED_LIBRARY;
+  CHECK(read_run_path(library) == std::vector<std::filesystem::path>{"/first/folder", library.parent_path() / "beside"});
+  NoteFile file;
+  file.read(Elf{}.text());
+  CHECK(read_run_path(file.path()).empty());
+}
+
+TEST_CASE("a real library with any byte of its tables changed has a run path, none, or an error with its path") {
+  NoteFile file;
+  std::ifstream in(NOTED_LIBRARY, std::ios::binary);
+  const std::string whole{std::istreambuf_iterator<char>(in), {}};
+  const unsigned seed = std::random_device{}();
+  INFO("seed " << seed);
+  std::mt19937 random{seed};
+  for (int round = 0; round < 3000; ++round) {
+    std::string changed = whole;
+    const size_t at = random() % (round % 2 == 0 ? std::min<size_t>(whole.size(), 1024) : whole.size());
+    changed[at] = static_cast<char>(changed[at] ^ (1 + random() % 255));
+    write_file(file.path(), changed);
+    try {
+      const auto folders = read_run_path(file.path());
+      CHECK(folders.size() < changed.size());
+    } catch (const Error& error) {
+      check_error(error, error.code, {file.path()});
+    }
+  }
 }
 
 TEST_CASE("a file with any byte changed gives a note or an error with its path") {

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "torch/runtime/generator_argument.hpp"
+
 namespace stratagem {
 
 namespace {
@@ -44,17 +46,6 @@ class GiveGenerator : public c10::OperatorKernel {
  private:
   size_t argument_;
 };
-
-std::optional<size_t> generator_argument(const c10::FunctionSchema& schema) {
-  for (size_t i = 0; i < schema.arguments().size(); ++i) {
-    const c10::TypePtr& type = schema.arguments()[i].type();
-    if (const auto optional = type->cast<c10::OptionalType>();
-        optional != nullptr && optional->getElementType()->kind() == c10::TypeKind::GeneratorType) {
-      return i;
-    }
-  }
-  return std::nullopt;
-}
 
 void register_kernels() {
   // Never freed: the kernels stay for as long as the process.

@@ -56,16 +56,16 @@ typedef struct stg_session_events {
   /* A message of a level (STG_LOG_*). `message` is borrowed. [any] */
   void (*log)(void *self, uint32_t level, stg_string message);
   /* After each update, and each batch of an evaluation. `progress` is borrowed. [any] */
-  void (*progress)(void *self, const stg_progress *progress);
+  stg_error *(*progress)(void *self, const stg_progress *progress);
   /* A line of the metrics file, without its newline: JSON. `line` is borrowed. [any] */
-  void (*metrics)(void *self, stg_string line);
+  stg_error *(*metrics)(void *self, stg_string line);
   /* Before a batch of any stage goes to the strategy. `progress` is borrowed. [any] */
   stg_error *(*batch_start)(void *self, const stg_progress *progress);
   /* After it. `progress` and `outputs` are borrowed; tensors of `outputs` lie on the root device (stg_strategy_api.to_host). [any] */
   stg_error *(*batch_end)(void *self, const stg_progress *progress, const stg_value *outputs);
   /* A swap of the strategy was tried before update `step` + 1. `strategy` is what was asked for, as JSON; `error` is null, or why the old one
    * goes on. Both are borrowed. [any] */
-  void (*swap)(void *self, int64_t step, stg_string strategy, const stg_error *error);
+  stg_error *(*swap)(void *self, int64_t step, stg_string strategy, const stg_error *error);
 } stg_session_events;
 #define STG_SESSION_EVENTS_MIN_SIZE 40u
 STG_ASSERT_SIZE(stg_session_events, 64);
@@ -127,15 +127,15 @@ STG_ASSERT_SIZE(stg_session_args, 152);
  * `out` is owned by the caller until stg_session_close. [any] */
 STG_API stg_error *stg_session_open(const stg_session_args *args, stg_session *out);
 
-/* Trains `num_updates` updates more, with what falls between them (validation, checkpoints, swaps), or to the end of the run. `is_over`, which
- * may be null, is then 1: stg_session_run gives the result. Only of a session for fit. [owner] */
+/* Trains `num_updates` updates more, with what falls between them (validation, checkpoints, swaps), or to the end of the run, which writes
+ * the last checkpoint. `is_over`, which may be null, is then 1: stg_session_run gives the result. Only of a session for fit. [owner] */
 STG_API stg_error *stg_session_step(stg_session session, uint64_t num_updates, uint32_t *is_over);
 
 /* Trains (what stg_session_step has left of it), validates, tests or predicts, once. `result`: one JSON object. An interrupted run (see
  * stg_session_request_stop) is no error: its result says "interrupted": true. [owner] */
 STG_API stg_error *stg_session_run(stg_session session, stg_tree *result);
 
-/* How far the run is: what the last `progress` event said. Fills `out`. [any] */
+/* How far the run is: what the last `progress` event said, before the first one where it begins or goes on. Fills `out`. [any] */
 STG_API stg_error *stg_session_progress(stg_session session, stg_progress *out);
 
 /* The strategy that is set up now, for a host's own steps, predictions or state: `api` lives as long as the process, `instance` until
@@ -144,11 +144,11 @@ STG_API stg_error *stg_session_strategy(stg_session session, const stg_strategy_
 
 /* Exchanges the strategy now, between updates. `strategy` is what the config's "strategy" is: {"name": "data_parallel", "devices": 2}. Weights,
  * optimizer, generators and the position in the run are handed over in memory. On an error the old strategy goes on, as it was. Only of a
- * session for fit. [owner] */
+ * session for fit; in an own loop only where no gradients wait for an optimizer_step. [owner] */
 STG_API stg_error *stg_session_swap(stg_session session, stg_string strategy);
 
 /* The same before the run's next update, wherever it is called from; a later request takes the place of one that waits. An error here is one
- * in the text; how it went is told by the event `swap`, and the log. [any] */
+ * in the handle or the text; how it went is told by the event `swap`, and the log. Not in an own loop, which has no updates. [any] */
 STG_API stg_error *stg_session_request_swap(stg_session session, stg_string strategy);
 
 /* Asks the run to read its config file again before its next update, and to swap to the strategy in it. Other changes are

@@ -267,6 +267,9 @@ const STG_STAGE_PREDICT = UInt32(3)
 const STG_LOSS_MEAN = UInt32(0)
 const STG_LOSS_SUM = UInt32(1)
 
+# Flags of replicate.
+const STG_REPLICATE_SKIP_INIT = UInt32(1) # every pinned parameter and persistent buffer is written before the first step: the model need not give them initial values
+
 # How a replica is made. Growing.
 struct stg_replicate_args
     struct_size::UInt64
@@ -276,8 +279,9 @@ struct stg_replicate_args
     floating_dtype::stg_dtype # of its floating parameters and buffers; {0,0,0}: the model's own
     num_threads::UInt32 # intra-op threads for its thread; 0: as they are
     seed::UInt64 # initial weights depend on it alone; its generator on (seed, replica)
+    flags::UInt64 # STG_REPLICATE_*; a model may pass over those that it doesn't know
 end
-const STG_REPLICATE_ARGS_MIN_SIZE = UInt32(40)
+const STG_REPLICATE_ARGS_MIN_SIZE = UInt32(48)
 
 # Flags of a parameter or buffer.
 const STG_PARAMETER_REQUIRES_GRAD = UInt32(1) # not frozen
@@ -717,11 +721,11 @@ struct stg_session_events
     struct_size::UInt64
     self::Ptr{Cvoid} # lifetime: the session
     log::Ptr{Cvoid} # (self::Ptr{Cvoid}, level::UInt32, message::stg_string) -> Cvoid [any]
-    progress::Ptr{Cvoid} # (self::Ptr{Cvoid}, progress::Ptr{stg_progress}) -> Cvoid [any]
-    metrics::Ptr{Cvoid} # (self::Ptr{Cvoid}, line::stg_string) -> Cvoid [any]
+    progress::Ptr{Cvoid} # (self::Ptr{Cvoid}, progress::Ptr{stg_progress}) -> Ptr{stg_error} [any]
+    metrics::Ptr{Cvoid} # (self::Ptr{Cvoid}, line::stg_string) -> Ptr{stg_error} [any]
     batch_start::Ptr{Cvoid} # (self::Ptr{Cvoid}, progress::Ptr{stg_progress}) -> Ptr{stg_error} [any]
     batch_end::Ptr{Cvoid} # (self::Ptr{Cvoid}, progress::Ptr{stg_progress}, outputs::Ptr{stg_value}) -> Ptr{stg_error} [any]
-    swap::Ptr{Cvoid} # (self::Ptr{Cvoid}, step::Int64, strategy::stg_string, error::Ptr{stg_error}) -> Cvoid [any]
+    swap::Ptr{Cvoid} # (self::Ptr{Cvoid}, step::Int64, strategy::stg_string, error::Ptr{stg_error}) -> Ptr{stg_error} [any]
 end
 const STG_SESSION_EVENTS_MIN_SIZE = UInt32(40)
 
@@ -774,15 +778,15 @@ const STG_SESSION_ARGS_MIN_SIZE = UInt32(104)
 # `out` is owned by the caller until stg_session_close. [any]
 # stg_session_open(args::Ptr{stg_session_args}, out::Ptr{stg_session}) -> Ptr{stg_error} [any]
 
-# Trains `num_updates` updates more, with what falls between them (validation, checkpoints, swaps), or to the end of the run. `is_over`, which
-# may be null, is then 1: stg_session_run gives the result. Only of a session for fit. [owner]
+# Trains `num_updates` updates more, with what falls between them (validation, checkpoints, swaps), or to the end of the run, which writes
+# the last checkpoint. `is_over`, which may be null, is then 1: stg_session_run gives the result. Only of a session for fit. [owner]
 # stg_session_step(session::stg_session, num_updates::UInt64, is_over::Ptr{UInt32}) -> Ptr{stg_error} [owner]
 
 # Trains (what stg_session_step has left of it), validates, tests or predicts, once. `result`: one JSON object. An interrupted run (see
 # stg_session_request_stop) is no error: its result says "interrupted": true. [owner]
 # stg_session_run(session::stg_session, result::Ptr{stg_tree}) -> Ptr{stg_error} [owner]
 
-# How far the run is: what the last `progress` event said. Fills `out`. [any]
+# How far the run is: what the last `progress` event said, before the first one where it begins or goes on. Fills `out`. [any]
 # stg_session_progress(session::stg_session, out::Ptr{stg_progress}) -> Ptr{stg_error} [any]
 
 # The strategy that is set up now, for a host's own steps, predictions or state: `api` lives as long as the process, `instance` until
@@ -791,11 +795,11 @@ const STG_SESSION_ARGS_MIN_SIZE = UInt32(104)
 
 # Exchanges the strategy now, between updates. `strategy` is what the config's "strategy" is: {"name": "data_parallel", "devices": 2}. Weights,
 # optimizer, generators and the position in the run are handed over in memory. On an error the old strategy goes on, as it was. Only of a
-# session for fit. [owner]
+# session for fit; in an own loop only where no gradients wait for an optimizer_step. [owner]
 # stg_session_swap(session::stg_session, strategy::stg_string) -> Ptr{stg_error} [owner]
 
 # The same before the run's next update, wherever it is called from; a later request takes the place of one that waits. An error here is one
-# in the text; how it went is told by the event `swap`, and the log. [any]
+# in the handle or the text; how it went is told by the event `swap`, and the log. Not in an own loop, which has no updates. [any]
 # stg_session_request_swap(session::stg_session, strategy::stg_string) -> Ptr{stg_error} [any]
 
 # Asks the run to read its config file again before its next update, and to swap to the strategy in it. Other changes are
@@ -863,7 +867,7 @@ const LAYOUT = (
     (stg_opaque, 48, ((:struct_size, 0), (:type_name, 8), (:retain, 24), (:release, 32), (:reduce, 40))),
     (stg_storage, 96, ((:struct_size, 0), (:self, 8), (:begin_, 16), (:write, 24), (:commit, 32), (:rollback, 40), (:open, 48), (:read, 56), (:close, 64), (:list, 72), (:remove, 80), (:replace, 88))),
     (stg_host, 88, ((:struct_size, 0), (:self, 8), (:retain, 16), (:release, 24), (:log, 32), (:progress, 40), (:trace_begin, 48), (:trace_end, 56), (:allocate, 64), (:deallocate, 72), (:storage, 80))),
-    (stg_replicate_args, 40, ((:struct_size, 0), (:device, 8), (:replica, 16), (:num_replicas, 20), (:floating_dtype, 24), (:num_threads, 28), (:seed, 32))),
+    (stg_replicate_args, 48, ((:struct_size, 0), (:device, 8), (:replica, 16), (:num_replicas, 20), (:floating_dtype, 24), (:num_threads, 28), (:seed, 32), (:flags, 40))),
     (stg_parameter, 40, ((:struct_size, 0), (:names, 8), (:num_names, 16), (:tensor, 24), (:flags, 32))),
     (stg_model_description, 48, ((:struct_size, 0), (:parameters, 8), (:num_parameters, 16), (:buffers, 24), (:num_buffers, 32), (:loss_kind, 40))),
     (stg_step_context, 64, ((:struct_size, 0), (:device, 8), (:replica, 16), (:num_replicas, 20), (:stage, 24), (:flags, 28), (:batch_index, 32), (:dataloader_index, 40), (:global_step, 48), (:autocast_dtype, 56), (:reserved, 60))),
@@ -976,11 +980,11 @@ const SIGNATURES = Dict{Symbol,Tuple{Any,Tuple}}(
     :stg_plugin_get_extension => (Ptr{Cvoid}, (stg_string,)),
     :stg_plugin_probe_fn => (UInt32, (Ptr{stg_probe_request}, Ptr{stg_probe_reply})),
     :stg_session_events_log => (Cvoid, (Ptr{Cvoid}, UInt32, stg_string)),
-    :stg_session_events_progress => (Cvoid, (Ptr{Cvoid}, Ptr{stg_progress})),
-    :stg_session_events_metrics => (Cvoid, (Ptr{Cvoid}, stg_string)),
+    :stg_session_events_progress => (Ptr{stg_error}, (Ptr{Cvoid}, Ptr{stg_progress})),
+    :stg_session_events_metrics => (Ptr{stg_error}, (Ptr{Cvoid}, stg_string)),
     :stg_session_events_batch_start => (Ptr{stg_error}, (Ptr{Cvoid}, Ptr{stg_progress})),
     :stg_session_events_batch_end => (Ptr{stg_error}, (Ptr{Cvoid}, Ptr{stg_progress}, Ptr{stg_value})),
-    :stg_session_events_swap => (Cvoid, (Ptr{Cvoid}, Int64, stg_string, Ptr{stg_error})),
+    :stg_session_events_swap => (Ptr{stg_error}, (Ptr{Cvoid}, Int64, stg_string, Ptr{stg_error})),
     :stg_data_source_read => (Ptr{stg_error}, (Ptr{Cvoid}, Ptr{Int64}, UInt64, Ptr{stg_tree})),
     :stg_data_source_release => (Cvoid, (Ptr{Cvoid},)),
     :stg_session_open => (Ptr{stg_error}, (Ptr{stg_session_args}, Ptr{stg_session})),

@@ -22,11 +22,11 @@ bool is_utf8(const std::string& text) {
 }
 
 void apply_override(Json& config, const std::string& text) {
-  if (!is_utf8(text)) throw invalid_argument("--set ", shown(text), ": this text is not UTF-8");
-  const std::string source = concat("--set ", text);
+  if (!is_utf8(text)) throw invalid_argument("the override ", shown(text), ": this text is not UTF-8");
+  const std::string source = concat("the override ", shown(text));
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
-    throw invalid_argument(source, ": write it as key.key=value, as in --set optimizer.lr=0.01");
+    throw invalid_argument(source, ": write it as key.key=value, as in optimizer.lr=0.01");
   }
   const std::string path = text.substr(0, equals);
   Json* place = &config;

@@ -10,6 +10,8 @@ namespace {
 // Two would do to hide the reader; a third takes up a step that was faster than the others.
 constexpr size_t max_ready = 3;
 
+thread_local bool reads_here = false;
+
 }  // namespace
 
 BatchStream::BatchStream(const Dataset& dataset, std::optional<std::vector<int64_t>> order, int64_t batch_size,
@@ -33,7 +35,10 @@ Tree BatchStream::batch(int64_t index) const {
   return dataset_.batch(rows);
 }
 
+bool BatchStream::is_reader_thread() { return reads_here; }
+
 void BatchStream::read(const std::stop_token& stop) {
+  reads_here = true;
   std::exception_ptr failure;
   try {
     for (; next_batch_ < end_batch_; ++next_batch_) {

@@ -29,6 +29,9 @@ class BatchStream {
   /// The next batch, or nothing after the last. Rethrows what the reader thread has thrown.
   std::optional<Tree> next();
 
+  /// Whether the calling thread is one of those that prepare batches.
+  static bool is_reader_thread();
+
  private:
   void read(const std::stop_token& stop);
   Tree batch(int64_t index) const;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libstratagem/data/permutation.hpp"
 
-#include <new>
+#include <exception>
 #include <numeric>
 #include <random>
 #include <utility>
+
+#include "base/error.hpp"
 
 namespace stratagem {
 namespace {
@@ -27,8 +29,13 @@ uint64_t uniform(std::mt19937_64& generator, uint64_t bound) {
 
 std::vector<int64_t> permutation(int64_t num_samples, uint64_t seed, int64_t epoch) {
   std::vector<int64_t> order;
-  if (static_cast<size_t>(num_samples) > order.max_size()) throw std::bad_alloc();
-  order.resize(static_cast<size_t>(num_samples));
+  try {
+    order.resize(static_cast<size_t>(num_samples));
+  } catch (const std::exception&) {
+    throw Error{STG_RESOURCE_EXHAUSTED,
+                concat("no memory for the order of ", num_samples, " samples, 8 bytes each; give a limit, or ",
+                       "\"shuffle\": false and shuffle in the source")};
+  }
   std::iota(order.begin(), order.end(), 0);
   std::mt19937_64 generator(mix(mix(seed) + static_cast<uint64_t>(epoch)));
   for (size_t i = order.size(); i-- > 1;) std::swap(order[i], order[uniform(generator, i + 1)]);

@@ -35,31 +35,42 @@ class Requests {
   std::atomic<bool> reload{false};
   std::atomic<uint32_t> cancel{0};  // not 0: asked for; see stg_call
 
-  /// A later one takes the place of one that waits.
-  void swap_to(Json strategy) {
+  /// A later one takes the place of one that waits. Returns whether it is still heard.
+  bool swap_to(Json strategy) {
     const std::lock_guard lock(mutex_);
+    if (!hears_swaps_) return false;
     strategy_ = std::move(strategy);
+    return true;
   }
   void clear() {
     stop = reload = false;
     cancel = 0;
-    take_swap();
+    const std::lock_guard lock(mutex_);
+    strategy_.reset();
+    hears_swaps_ = true;
   }
   std::optional<Json> take_swap() {
     const std::lock_guard lock(mutex_);
     return std::exchange(strategy_, std::nullopt);
   }
+  /// The same for the last time.
+  std::optional<Json> take_last_swap() {
+    const std::lock_guard lock(mutex_);
+    hears_swaps_ = false;
+    return std::exchange(strategy_, std::nullopt);
+  }
 
  private:
-  std::mutex mutex_;
-  std::optional<Json> strategy_;  // guarded by mutex_
+  std::mutex mutex_;  // guards what follows
+  std::optional<Json> strategy_;
+  bool hears_swaps_ = true;
 };
 
 struct Events {
   std::function<void(uint32_t level, const std::string& message)> log;  // STG_LOG_*
+  // An error thrown by one of these ends the run.
   std::function<void(const Progress&)> progress;
   std::function<void(const std::string& line)> metrics;
-  // An error thrown by these two ends the run.
   std::function<void(const Progress&)> batch_start;
   std::function<void(const Progress&, const stg_value& outputs)> batch_end;
   std::function<void(int64_t step, const Json& strategy, const Error* error)> swap;  // error: null, or why the old one goes on

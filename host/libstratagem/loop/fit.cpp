@@ -21,6 +21,8 @@ constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t max_skipped_in_a_row = 24;
 // Losses that are kept unread at most, however rare the metrics lines are.
 constexpr size_t max_kept_losses = 256;
+// Times of updates that the median is of: the last ones.
+constexpr size_t max_kept_steps = 4096;
 
 double ms_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
 
@@ -120,6 +122,12 @@ void FitLoop::advance() {
   });
 }
 
+void FitLoop::save_last() {
+  or_save([&] {
+    if (checkpoints_ && !has_nothing_to_save_) save();
+  });
+}
+
 FitResult FitLoop::finish() {
   if (!nothing_to_do_.empty()) {
     FitResult nothing = result();
@@ -127,9 +135,7 @@ FitResult FitLoop::finish() {
     if (resume_) nothing.checkpoint = resume_->checkpoint;
     return nothing;
   }
-  or_save([&] {
-    if (checkpoints_ && !has_nothing_to_save_) save();
-  });
+  save_last();
   if (checkpoints_) checkpoints_->finish();
   seconds_ = ms_since(begin_) / 1000;
   return result();
@@ -152,7 +158,7 @@ std::optional<FitLoop::Ended> FitLoop::train_window() {
   const Clock::time_point begin = Clock::now();
   const bool updated = update();
   if (updated) {
-    step_ms_.push_back(ms_since(begin));
+    note_step(ms_since(begin));
     after_update();
   }
   if (updated && loss_.num_kept() >= max_kept_losses) loss_.flush(0);
@@ -168,6 +174,12 @@ std::optional<FitLoop::Ended> FitLoop::train_window() {
   if (updated) save_if_due();
   if (events_.stop_requested()) return Ended::stop;
   return std::nullopt;
+}
+
+void FitLoop::note_step(double ms) {
+  const size_t place = num_steps_here_++ % max_kept_steps;
+  if (place == step_ms_.size()) step_ms_.push_back(ms);
+  step_ms_[place] = ms;
 }
 
 /// One window of micro-batches. Returns whether the weights were updated.
@@ -304,15 +316,18 @@ void FitLoop::before_swap() {
   or_save([&] { loss_.flush(0); });
 }
 
-void FitLoop::after_swap(const Json& strategy, double seconds) {
-  if (metrics_) or_save([&] { metrics_->write(position_, "swap", {{"strategy", strategy}, {"seconds", seconds}}); });
+void FitLoop::after_swap(const Json& strategy, double seconds, const Error* error) {
+  or_save([&] {
+    if (metrics_ && error == nullptr) metrics_->write(position_, "swap", {{"strategy", strategy}, {"seconds", seconds}});
+    if (events_.swap) events_.swap(position_.step, strategy, error);
+  });
 }
 
 void FitLoop::note_planned_swap(int64_t at_step) { position_.planned_swap = good_.planned_swap = at_step; }
 
 /// What trained for hours must not go with one bad batch or a full disk for the metrics.
 void FitLoop::save_after(const Error& error) {
-  const bool has_trained = !step_ms_.empty();
+  const bool has_trained = num_steps_here_ != 0;
   if (!checkpoints_ || !has_trained || (error.flags & STG_ERROR_INSTANCE_USABLE) == 0) return;
   const std::string what = concat("the weights after update ", good_.step);
   try {

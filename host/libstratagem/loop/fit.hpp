@@ -40,7 +40,7 @@ struct FitResult {
   double train_loss = 0;  // mean over the last epoch's samples
   std::map<std::string, double> validation;
   double seconds = 0;         // of this process, data and validation included
-  double step_ms_median = 0;  // NaN without an update
+  double step_ms_median = 0;  // of the last 4096; NaN without an update
   std::optional<std::filesystem::path> checkpoint;
   struct Best {
     std::filesystem::path checkpoint;
@@ -70,7 +70,9 @@ class FitLoop {
   /// One update (or one that is skipped) with what falls after it. Where a resumed run has a validation left, that alone.
   void advance();
   bool is_over() const { return has_failed_ || !nothing_to_do_.empty() || interrupted_ || !finished().empty(); }
-  /// The last checkpoint. After the run is over, once.
+  /// The last checkpoint, where there is something to save. After the run is over.
+  void save_last();
+  /// The same, and what came of it all. Once.
   FitResult finish();
 
   int64_t step() const { return position_.step; }
@@ -78,8 +80,8 @@ class FitLoop {
   bool is_before_update() const { return !position_.validation_pending; }
   /// Between two advances: reads what the old strategy has computed and nobody has read yet.
   void before_swap();
-  /// It has happened. `at_step`: of the config's swap, if it is one of those.
-  void after_swap(const Json& strategy, double seconds);
+  /// It has been tried. `error`: null, or why the old one goes on.
+  void after_swap(const Json& strategy, double seconds, const Error* error);
   /// Of the config's swaps, whichever way they went.
   int64_t last_planned_swap() const { return position_.planned_swap; }
   void note_planned_swap(int64_t at_step);
@@ -96,6 +98,7 @@ class FitLoop {
   std::optional<Ended> train_window();
   bool update();
   stg_update_args update_args() const;
+  void note_step(double ms);
   void after_update();
   void finish_epoch(Ended ended);
   void tick();
@@ -143,8 +146,9 @@ class FitLoop {
   std::map<std::string, double> validation_;
   bool is_best_ = false;  // the weights, by the validation after the last update
   std::chrono::steady_clock::time_point begin_{};
-  double seconds_before_ = 0;  // of the run's earlier processes
-  std::vector<double> step_ms_;
+  double seconds_before_ = 0;    // of the run's earlier processes
+  std::vector<double> step_ms_;  // a ring of the last ones
+  uint64_t num_steps_here_ = 0;
   bool interrupted_ = false;
   bool has_nothing_to_save_ = false;
   bool has_failed_ = false;

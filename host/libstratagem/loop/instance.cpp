@@ -111,6 +111,12 @@ std::vector<std::string> StrategyInstance::devices() const {
   return names;
 }
 
+stg_status StrategyInstance::status() const {
+  auto status = sized<stg_status>();
+  if (api_.status != nullptr) call(api_.status, "status", &status);
+  return status;
+}
+
 StepOutcome StrategyInstance::train(Tree batch, StepPlace place, const stg_update_args* update, stg_update_result& result) {
   stg_step_args args = step_args(batch, place);
   args.update = update;

@@ -50,6 +50,8 @@ class StrategyInstance {
   void setup(const stg_model* model, uint64_t stage, Tree state = {});
   void teardown();
   std::vector<std::string> devices() const;
+  /// All zero where the plugin has none.
+  stg_status status() const;
 
   /// One micro-batch. With `update` it is the last before an update, whose result goes to `result`.
   StepOutcome train(Tree batch, StepPlace place, const stg_update_args* update, stg_update_result& result);
@@ -68,6 +70,7 @@ class StrategyInstance {
 
   /// `flags`: STG_EXPORT_COPY, else views of this instance's memory.
   Tree export_state(uint64_t flags);
+  bool can_save() const { return api_.save != nullptr; }
   void save(const std::string& folder, const Json& host_state);
   /// Loads and returns what save was given; null if the checkpoint brings none. All of the model must fit. What of the optimizer's
   /// state doesn't begins anew, and is named in `misfits`.

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/error.hpp"
+#include "base/note.hpp"
 
 namespace stratagem {
 namespace fs = std::filesystem;
@@ -27,6 +28,15 @@ fs::path mapped_libtorch() {
     if (slash == std::string::npos) continue;
     const fs::path file = line.substr(slash);
     if (file.filename().string().rfind("libtorch_cpu.so", 0) == 0) return file;
+  }
+  return {};
+}
+
+/// The file that the plugin would load; empty if its run path has none.
+fs::path own_libtorch(const fs::path& plugin) {
+  for (const fs::path& folder : read_run_path(plugin)) {
+    std::error_code error;
+    if (fs::exists(folder / "libtorch_cpu.so", error)) return folder / "libtorch_cpu.so";
   }
   return {};
 }
@@ -59,7 +69,9 @@ void check_libtorch(const fs::path& plugin, const Json& note) {
   if (mapped.empty()) return;
   const std::string there = known().version.empty() ? libtorch_version_beside(mapped) : known().version;
   if (there.empty() || minor_of(there) == minor_of(wanted)) return;
-  throw failed_precondition(plugin.string(), " was built with LibTorch ", wanted, ", but this process already holds LibTorch ",
+  const fs::path own = own_libtorch(plugin);
+  throw failed_precondition(plugin.string(), " was built with LibTorch ", wanted,
+                            own.empty() ? "" : concat(" (", own.string(), ")"), ", but this process already holds LibTorch ",
                             there, " (", mapped.string(),
                             known().plugin.empty() ? "" : concat(", loaded with ", known().plugin.string()),
                             "), and it can hold only one; use plugins built with the same");

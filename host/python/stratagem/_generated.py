@@ -68,6 +68,7 @@ STG_STAGE_TEST = 2
 STG_STAGE_PREDICT = 3
 STG_LOSS_MEAN = 0
 STG_LOSS_SUM = 1
+STG_REPLICATE_SKIP_INIT = 1  # every pinned parameter and persistent buffer is written before the first step: the model need not give them initial values
 STG_PARAMETER_REQUIRES_GRAD = 1  # not frozen
 STG_PARAMETER_PERSISTENT = 2  # belongs in a checkpoint
 STG_PARAMETER_PINNED = 4  # may be written in place, and is valid for the replica's life; else: until the next call
@@ -125,7 +126,7 @@ STG_CALL_MIN_SIZE = 40
 STG_OPAQUE_MIN_SIZE = 48
 STG_STORAGE_MIN_SIZE = 96
 STG_HOST_MIN_SIZE = 88
-STG_REPLICATE_ARGS_MIN_SIZE = 40
+STG_REPLICATE_ARGS_MIN_SIZE = 48
 STG_PARAMETER_MIN_SIZE = 40
 STG_MODEL_DESCRIPTION_MIN_SIZE = 48
 STG_STEP_CONTEXT_MIN_SIZE = 64
@@ -464,6 +465,7 @@ stg_replicate_args._fields_ = [
     ("floating_dtype", stg_dtype),
     ("num_threads", c_uint32),
     ("seed", c_uint64),
+    ("flags", c_uint64),
 ]
 stg_parameter._fields_ = [
     ("struct_size", c_uint64),
@@ -704,11 +706,11 @@ stg_session_events._fields_ = [
     ("struct_size", c_uint64),
     ("self", c_void_p),
     ("log", CFUNCTYPE(None, c_void_p, c_uint32, stg_string)),
-    ("progress", CFUNCTYPE(None, c_void_p, POINTER(stg_progress))),
-    ("metrics", CFUNCTYPE(None, c_void_p, stg_string)),
+    ("progress", CFUNCTYPE(c_void_p, c_void_p, POINTER(stg_progress))),
+    ("metrics", CFUNCTYPE(c_void_p, c_void_p, stg_string)),
     ("batch_start", CFUNCTYPE(c_void_p, c_void_p, POINTER(stg_progress))),
     ("batch_end", CFUNCTYPE(c_void_p, c_void_p, POINTER(stg_progress), POINTER(stg_value))),
-    ("swap", CFUNCTYPE(None, c_void_p, c_int64, stg_string, POINTER(stg_error))),
+    ("swap", CFUNCTYPE(c_void_p, c_void_p, c_int64, stg_string, POINTER(stg_error))),
 ]
 stg_data_source._fields_ = [
     ("struct_size", c_uint64),
@@ -754,7 +756,7 @@ LAYOUT = {
     stg_opaque: (48, {"struct_size": 0, "type_name": 8, "retain": 24, "release": 32, "reduce": 40}),
     stg_storage: (96, {"struct_size": 0, "self": 8, "begin": 16, "write": 24, "commit": 32, "rollback": 40, "open": 48, "read": 56, "close": 64, "list": 72, "remove": 80, "replace": 88}),
     stg_host: (88, {"struct_size": 0, "self": 8, "retain": 16, "release": 24, "log": 32, "progress": 40, "trace_begin": 48, "trace_end": 56, "allocate": 64, "deallocate": 72, "storage": 80}),
-    stg_replicate_args: (40, {"struct_size": 0, "device": 8, "replica": 16, "num_replicas": 20, "floating_dtype": 24, "num_threads": 28, "seed": 32}),
+    stg_replicate_args: (48, {"struct_size": 0, "device": 8, "replica": 16, "num_replicas": 20, "floating_dtype": 24, "num_threads": 28, "seed": 32, "flags": 40}),
     stg_parameter: (40, {"struct_size": 0, "names": 8, "num_names": 16, "tensor": 24, "flags": 32}),
     stg_model_description: (48, {"struct_size": 0, "parameters": 8, "num_parameters": 16, "buffers": 24, "num_buffers": 32, "loss_kind": 40}),
     stg_step_context: (64, {"struct_size": 0, "device": 8, "replica": 16, "num_replicas": 20, "stage": 24, "flags": 28, "batch_index": 32, "dataloader_index": 40, "global_step": 48, "autocast_dtype": 56, "reserved": 60}),

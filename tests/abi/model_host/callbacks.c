@@ -101,7 +101,7 @@ static void errors_of_the_storage_are_causes(void) {
   new_mlp(&s.model, 1);
   s.strategy = make_strategy(1, 0, &services);
   if (s.strategy == NULL || !SUCCEEDS(set_up(&s, STG_STAGE_FIT, NULL))) return;
-  stg_error* error = the_host.api->save(s.strategy, NULL, &args);
+  stg_error* error = save_checkpoint(s.strategy, &args);
   if (error != NULL && error->code == STG_UNIMPLEMENTED) {
     error->release(error); /* a strategy may have no checkpoints */
   } else {

@@ -96,7 +96,7 @@ static stg_error* call_checkpoint(int which, const session* s) {
   args.struct_size = sizeof args;
   args.path.data = "/nonexistent/stratagem/checkpoint"; /* the state is asked about, not the disk */
   args.path.size_bytes = strlen(args.path.data);
-  if (which == CALL_save) return the_host.api->save(s->strategy, NULL, &args);
+  if (which == CALL_save) return save_checkpoint(s->strategy, &args);
   stg_error* error = the_host.api->load(s->strategy, NULL, &args, &host_json, &report);
   release_tree(&host_json);
   release_tree(&report);

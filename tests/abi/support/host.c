@@ -18,7 +18,8 @@ const pthread_t* only_releaser;
 
 /* ---- checks ---- */
 
-static int num_failures, num_checks;
+int num_failures;
+static int num_checks;
 
 int check_at(const char* file, int line, int is_true, const char* format, ...) {
   ++num_checks;
@@ -138,6 +139,21 @@ stg_strategy* make_strategy(int with_optimizer, uint64_t flags, const stg_host* 
            with_optimizer ? "\"optimizer\": {\"name\": \"sgd\"}, " : "", (unsigned)the_host.num_devices);
   stg_strategy* made = make_strategy_from(config, flags, services, &error);
   return SUCCEEDS(error) ? made : NULL;
+}
+
+static void release_nothing(stg_error* self) { (void)self; }
+
+stg_error* save_checkpoint(stg_strategy* strategy, const stg_checkpoint_args* args) {
+  static stg_error absent = {STG_UNIMPLEMENTED,
+                             STG_ERROR_INSTANCE_USABLE,
+                             -1,
+                             -1,
+                             {STG_DEVICE_NONE, -1},
+                             {"save: a null slot", 17},
+                             NULL,
+                             release_nothing,
+                             NULL};
+  return the_host.api->save == NULL ? &absent : the_host.api->save(strategy, NULL, args);
 }
 
 void destroy_strategy(stg_strategy* strategy) { the_host.api->destroy(strategy); }

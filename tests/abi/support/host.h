@@ -24,6 +24,9 @@ int check_at(const char* file, int line, int is_true, const char* format, ...) _
 #define CHECK(condition) check_at(__FILE__, __LINE__, (condition) != 0, "%s", #condition)
 #define CHECK_THAT(condition, ...) check_at(__FILE__, __LINE__, (condition) != 0, __VA_ARGS__)
 
+/* Checks that failed so far, for a child process to tell its own. */
+extern int num_failures;
+
 /* Both release the error. 1 if it was what was expected. */
 int succeeds_at(const char* file, int line, stg_error* error, const char* call);
 #define SUCCEEDS(call) succeeds_at(__FILE__, __LINE__, (call), #call)
@@ -54,6 +57,8 @@ void load_plugin(int num_arguments, char** arguments);
 stg_strategy* make_strategy(int with_optimizer, uint64_t flags, const stg_host* services);
 stg_strategy* make_strategy_from(const char* config_json, uint64_t flags, const stg_host* services, stg_error** error);
 void destroy_strategy(stg_strategy* strategy);
+/* Its save; a null slot answers as one that is unimplemented, which is what it means. */
+stg_error* save_checkpoint(stg_strategy* strategy, const stg_checkpoint_args* args);
 
 /* ---- tensors and trees ---- */
 

@@ -2,6 +2,7 @@
  *
  * Events: called back, and polled.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,6 +57,52 @@ static void error_of_end(void) {
   check_event_error(stg_session_run(of.session, &tree), "the event batch_end");
   CHECK(of.num_starts == 5 && of.num_ends == 5 && of.last.step == 3);
   if (of.folder[0] != 0) CHECK(has_checkpoint(&of, "step-00000003"));
+  close_rig(&of);
+}
+
+static void error_of_others(void) {
+  rig of;
+  stg_tree tree;
+  new_rig(&of, NULL, ", \"trainer\": {\"max_epochs\": 2}");
+  if (!strategy_is("sequential")) with_checkpoints(&of, "");
+  of.progress_error_at = 3; /* of the fourth update */
+  open_rig(&of);
+  check_event_error(stg_session_run(of.session, &tree), "the event progress");
+  CHECK(of.num_ends == 4 && of.num_progress == 4);
+  if (of.folder[0] != 0) CHECK(has_checkpoint(&of, "step-00000004"));
+  close_rig(&of);
+  new_rig(&of, NULL, ", \"trainer\": {\"max_epochs\": 2, \"log_every_n_steps\": 1}");
+  if (!strategy_is("sequential")) with_checkpoints(&of, "");
+  of.metrics_error_at = 1; /* the line of the second update */
+  open_rig(&of);
+  check_event_error(stg_session_run(of.session, &tree), "the event metrics");
+  CHECK(of.num_ends == 2 && of.num_metrics == 2);
+  if (of.folder[0] != 0) CHECK(has_checkpoint(&of, "step-00000002"));
+  close_rig(&of);
+}
+
+static stg_error* refuse_swap(void* self, int64_t step, stg_string strategy, const stg_error* error) {
+  (void)self;
+  CHECK(step == 2 && text_has(strategy, "\"name\"") && error == NULL);
+  return new_error(STG_OUT_OF_RANGE, "enough of it");
+}
+
+static void error_of_swap(void) {
+  char strategy[512];
+  const int written = snprintf(strategy, sizeof strategy, "{\"name\": \"%s\", \"path\": \"%s\", \"accelerator\": \"cpu\"}",
+                               strategy_is("data_parallel") ? "data_parallel" : "single_device", the_host.path);
+  rig of;
+  stg_tree tree;
+  new_rig(&of, NULL, "");
+  CHECK(written > 0 && written < (int)sizeof strategy);
+  if (strategy_is("sequential")) return; /* which hands no state over */
+  with_checkpoints(&of, "");
+  of.events.swap = refuse_swap;
+  open_rig(&of);
+  SUCCEEDS(stg_session_step(of.session, 2, NULL));
+  SUCCEEDS(stg_session_request_swap(of.session, text(strategy)));
+  check_event_error(stg_session_run(of.session, &tree), "the event swap");
+  CHECK(of.num_ends == 2 && has_checkpoint(&of, "step-00000002"));
   close_rig(&of);
 }
 
@@ -182,6 +229,8 @@ const test event_tests[] = {
     {"batch_start and batch_end come around each batch of training and validation", around_each_batch},
     {"an error of batch_start is the cause of the run's, and the last update is saved", error_of_start},
     {"an error of batch_end after an update is saved with that update", error_of_end},
+    {"an error of progress or metrics is saved with the update that it tells of", error_of_others},
+    {"an error of the event swap ends the run, saved as of the last update", error_of_swap},
     {"an error of batch_end between two updates is saved with the one before", error_within_a_window},
     {"an error of an event in validation is saved with the last update", error_in_validation},
     {"events are kept to be polled, in order, where the session was asked to", polled},

@@ -4,6 +4,9 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "rig.h"
 
@@ -182,6 +185,60 @@ static void closed_by_another(void) {
   close_rig(&of);
 }
 
+static gate second_read;
+static void close_in_read(rig* of) {
+  if (of->num_reads != 2) return;
+  CHECK(!pthread_equal(pthread_self(), of->opener));
+  reach_gate(&second_read);
+  stg_session_close(of->session);
+  refuses(of->session, STG_FAILED_PRECONDITION, "is closed");
+}
+
+static void closed_by_its_reader(void) {
+  const gate fresh = NEW_GATE;
+  const struct timespec millisecond = {0, 1000000};
+  rig of;
+  second_read = fresh;
+  new_rig(&of, NULL, "");
+  of.source.flags = STG_SOURCE_ANY_THREAD;
+  of.inside_read = close_in_read;
+  open_rig(&of);
+  SUCCEEDS(stg_session_step(of.session, 1, NULL));
+  wait_for_reach(&second_read); /* no call is going on */
+  open_gate(&second_read);
+  for (int waited_ms = 0; waited_ms < 5000 && __atomic_load_n(&of.num_releases, __ATOMIC_ACQUIRE) == 0; ++waited_ms)
+    nanosleep(&millisecond, NULL);
+  CHECK(of.num_releases == 1);
+  refuses(of.session, STG_FAILED_PRECONDITION, "is closed");
+  of.args.num_sources = 1;
+  close_rig(&of);
+}
+
+/* In a child, whatever the parent's threads held when it was made. */
+static void in_a_child(void) {
+  rig of;
+  stg_session another = 0;
+  int status = 0;
+  new_rig(&of, NULL, "");
+  of.source.flags = STG_SOURCE_ANY_THREAD;
+  of.args.flags = STG_SESSION_QUEUE_EVENTS;
+  open_rig(&of);
+  SUCCEEDS(stg_session_step(of.session, 1, NULL));
+  const pid_t child = fork();
+  if (child == 0) {
+    const int num_before = num_failures;
+    alarm(5);
+    refuses(of.session, STG_FAILED_PRECONDITION, "is a child of fork");
+    FAILS(stg_session_open(&of.args, &another), STG_FAILED_PRECONDITION, "is a child of fork");
+    stg_session_close(of.session);
+    _exit(num_failures == num_before ? 0 : 1);
+  }
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK_THAT(status == 0, "the child ended with status %d", status);
+  run_rig(&of, "\"steps\":3");
+  close_rig(&of);
+}
+
 const test handle_tests[] = {
     {"a handle that is closed, one that was never given, and none are refused, each in its words", wrong_handles},
     {"null arguments are refused by name, and use nothing up", null_arguments},
@@ -189,6 +246,8 @@ const test handle_tests[] = {
     {"a second thread is refused while the first one is in a call, and may look at the progress", two_threads},
     {"a call from inside an event is refused, but for requests and progress", from_inside},
     {"a session that one of its events closes is freed when the call returns", closed_from_inside},
+    {"a session that its own source closes while it is read ahead is freed when the read returns", closed_by_its_reader},
+    {"in a child of fork every call of a session is refused, and none waits for threads that aren't there", in_a_child},
     {"a session that another thread closes is asked to stop, and freed when the call returns", closed_by_another},
 };
 const uint64_t num_handle_tests = sizeof handle_tests / sizeof *handle_tests;

@@ -2,6 +2,7 @@
  *
  * A model and a loop of the host's own, everything on its own thread, and plugins without a session.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "rig.h"
@@ -29,6 +30,9 @@ static void wrong_models(void) {
   new_rig(&of, NULL, "");
   of.model.table.struct_size = 16;
   refused(&of, "model.struct_size is 16");
+  new_rig(&of, NULL, "");
+  of.model.table.release = NULL;
+  refused(&of, "the model has retain, but no release");
   new_rig(&of, NULL, "");
   of.args.flags = 8 | STG_SESSION_OWN_LOOP;
   refused(&of, "flags is 9; of these, 8 is unknown");
@@ -98,6 +102,47 @@ static void own_loop(void) {
   close_rig(&of);
 }
 
+/* A micro-batch of the first two rows. */
+static void gather_gradients(rig* of, const stg_strategy_api* api, stg_strategy* instance) {
+  const int64_t rows[] = {0, 1};
+  stg_tree batch;
+  stg_step_args args;
+  stg_step_result result;
+  stg_update_result updated;
+  memset(&args, 0, sizeof args);
+  memset(&result, 0, sizeof result);
+  memset(&updated, 0, sizeof updated);
+  SUCCEEDS(of->source.read(of, rows, 2, &batch));
+  args.struct_size = sizeof args;
+  args.batch = &batch;
+  result.struct_size = sizeof result;
+  updated.struct_size = sizeof updated;
+  if (SUCCEEDS(api->train_batch(instance, NULL, &args, &result, &updated))) release_tree(&result.outputs);
+}
+
+static void swap_in_own_loop(void) {
+  char strategy[512];
+  rig of;
+  const stg_strategy_api* api = NULL;
+  stg_strategy* instance = NULL;
+  const int written = snprintf(strategy, sizeof strategy, "{\"name\": \"%s\", \"path\": \"%s\", \"accelerator\": \"cpu\"}",
+                               strategy_is("data_parallel") ? "data_parallel" : "single_device", the_host.path);
+  CHECK(written > 0 && written < (int)sizeof strategy);
+  if (strategy_is("sequential")) return; /* which hands no state over */
+  new_rig(&of, "null", "");
+  of.args.flags = STG_SESSION_OWN_LOOP;
+  open_rig(&of);
+  FAILS(stg_session_request_swap(of.session, text(strategy)), STG_FAILED_PRECONDITION, "it has no updates to wait for");
+  SUCCEEDS(stg_session_strategy(of.session, &api, &instance));
+  gather_gradients(&of, api, instance);
+  gather_gradients(&of, api, instance);
+  FAILS(stg_session_swap(of.session, text(strategy)), STG_FAILED_PRECONDITION,
+        "holds the gradients of 2 micro-batches, which a swap would lose; call optimizer_step first, or zero_grad");
+  SUCCEEDS(api->zero_grad(instance, NULL));
+  SUCCEEDS(stg_session_swap(of.session, text(strategy)));
+  close_rig(&of);
+}
+
 static pthread_t only_thread;
 static void on_log(void* self, uint32_t level, stg_string message) {
   (void)self;
@@ -151,6 +196,7 @@ const test own_tests[] = {
     {"a model of the program's own is used by the kind host, and by that alone", wrong_models},
     {"an error of the program's model is told, at open and in the run", failing_model},
     {"a loop of the program's own trains by the strategy's table, without data in the config", own_loop},
+    {"in a loop of the program's own a swap is refused while gradients wait for their update", swap_in_own_loop},
     {"with everything on the caller's thread, model, source, releases and log are called there alone", on_one_thread},
     {"a plugin is loaded, checked and described without a session", plugins},
 };

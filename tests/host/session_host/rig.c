@@ -55,6 +55,7 @@ static stg_error* read_rows(void* self, const int64_t* rows, uint64_t num_rows, 
     if (of->num_rows_read < 256) of->rows[of->num_rows_read] = rows[i];
     ++of->num_rows_read;
   }
+  if (of->inside_read != NULL) of->inside_read(of);
   if (misbehaves == READ_ERROR) return new_error(STG_DATA_LOSS, "the tape is torn");
   if (misbehaves == READ_NOTHING) return NULL;
   const int64_t shape[] = {(int64_t)num_rows - (misbehaves == READ_FEW_ROWS), MLP_NUM_FEATURES};
@@ -75,7 +76,7 @@ static stg_error* read_rows(void* self, const int64_t* rows, uint64_t num_rows, 
   return NULL;
 }
 
-static void release_source(void* self) { ++((rig*)self)->num_releases; }
+static void release_source(void* self) { __atomic_add_fetch(&((rig*)self)->num_releases, 1, __ATOMIC_RELEASE); }
 
 /* ---- the events ---- */
 
@@ -97,14 +98,16 @@ static stg_error* on_batch_end(void* self, const stg_progress* progress, const s
   return of->num_ends++ == of->end_error_at ? new_error(STG_OUT_OF_RANGE, "enough of it") : NULL;
 }
 
-static void on_progress(void* self, const stg_progress* progress) {
+static stg_error* on_progress(void* self, const stg_progress* progress) {
+  rig* of = self;
   (void)progress;
-  ++((rig*)self)->num_progress;
+  return of->num_progress++ == of->progress_error_at ? new_error(STG_OUT_OF_RANGE, "enough of it") : NULL;
 }
 
-static void on_metrics(void* self, stg_string line) {
+static stg_error* on_metrics(void* self, stg_string line) {
+  rig* of = self;
   CHECK(text_has(line, "\"stage\""));
-  ++((rig*)self)->num_metrics;
+  return of->num_metrics++ == of->metrics_error_at ? new_error(STG_OUT_OF_RANGE, "enough of it") : NULL;
 }
 
 /* ---- a rig ---- */
@@ -112,7 +115,7 @@ static void on_metrics(void* self, stg_string line) {
 void new_rig(rig* out, const char* data, const char* more) {
   memset(out, 0, sizeof *out);
   new_mlp(&out->model, 1);
-  out->at_read = out->start_error_at = out->end_error_at = -1;
+  out->at_read = out->start_error_at = out->end_error_at = out->progress_error_at = out->metrics_error_at = -1;
   out->opener = pthread_self();
   out->source.struct_size = sizeof out->source;
   out->source.name = text("rows");
@@ -175,6 +178,14 @@ void close_rig(rig* of) {
   if (of->folder[0] == 0) return;
   snprintf(command, sizeof command, "rm -rf '%s'", of->folder);
   CHECK(system(command) == 0);
+}
+
+stg_progress progress_of(const rig* of) {
+  stg_progress progress;
+  memset(&progress, 0, sizeof progress);
+  progress.struct_size = sizeof progress;
+  SUCCEEDS(stg_session_progress(of->session, &progress));
+  return progress;
 }
 
 void run_rig(rig* of, const char* part) {

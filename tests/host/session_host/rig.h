@@ -32,10 +32,11 @@ typedef struct rig {
   int64_t num_reads, num_releases, num_rows_read, num_foreign_reads;
   int64_t rows[256];
   pthread_t opener;
+  void (*inside_read)(struct rig*); /* null: none */
 
   /* of the events */
   int64_t num_starts, num_ends, num_progress, num_metrics;
-  int64_t start_error_at, end_error_at; /* -1: none; which call gives an error */
+  int64_t start_error_at, end_error_at, progress_error_at, metrics_error_at; /* -1: none; which call gives an error */
   double losses[64];
   stg_progress last;
   void (*inside)(struct rig*); /* null: none; called from batch_start */
@@ -49,6 +50,8 @@ void open_rig(rig* of);
 /* Closes it, and checks that the model, the source and every tensor were given back. */
 void close_rig(rig* of);
 
+/* How far its session says that it is. */
+stg_progress progress_of(const rig* of);
 /* Runs it to its end, releases the result, and says whether the result has this in it. */
 void run_rig(rig* of, const char* part);
 /* The losses that the rows give by plain SGD, in this order, `batch_size` at a time. */

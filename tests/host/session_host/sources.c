@@ -109,6 +109,20 @@ static void wrong_sources(void) {
   new_rig(&of, NULL, "");
   of.args.stage = 9; /* whatever else is wrong, they are given back */
   refused(&of, 1, "stage is 9");
+  new_rig(&of, NULL, "");
+  struct {
+    stg_session_args args;
+    uint64_t newer;
+  } larger = {of.args, 1};
+  larger.args.struct_size = sizeof larger;
+  stg_session session = 0;
+  FAILS(stg_session_open(&larger.args, &session), STG_UNIMPLEMENTED,
+        "args has a field at offset 152 that is newer than this library");
+  CHECK(session == 0 && of.num_releases == 1);
+  new_rig(&of, NULL, "");
+  of.args.checkpoint.data = "run\0step-00000001";
+  of.args.checkpoint.size_bytes = 17;
+  refused(&of, 1, "checkpoint has a zero byte at 3, after \"run\"");
 }
 
 static void unknown_names(void) {
@@ -138,7 +152,7 @@ static void huge(void) {
   new_rig(&of, "{\"train\": {\"source\": \"rows\", \"batch_size\": 4, \"shuffle\": true}}", "");
   of.source.num_samples = INT64_MAX; /* whose order doesn't fit into any memory */
   open_rig(&of);
-  FAILS(stg_session_run(of.session, &tree), STG_RESOURCE_EXHAUSTED, "out of memory");
+  FAILS(stg_session_run(of.session, &tree), STG_RESOURCE_EXHAUSTED, "no memory for the order of 9223372036854775807 samples");
   close_rig(&of);
 }
 
@@ -149,6 +163,7 @@ static void stop_at_two(rig* of) {
 static void resumed(void) {
   rig of, again;
   char folder[64];
+  uint32_t is_over = 0;
   double expected[6];
   int64_t order[2 * NUM_ROWS];
   const char* data = "{\"train\": {\"source\": \"rows\", \"batch_size\": 4, \"shuffle\": true}}";
@@ -163,11 +178,16 @@ static void resumed(void) {
   with_checkpoints(&of, "");
   of.inside = stop_at_two;
   open_rig(&of);
+  SUCCEEDS(stg_session_step(of.session, 1000, &is_over));
+  CHECK(is_over == 1 && has_checkpoint(&of, "step-00000002")); /* without stg_session_run */
   run_rig(&of, "\"steps\":2");
   new_rig(&again, data, ", \"trainer\": {\"max_epochs\": 2}");
   memcpy(folder, of.folder, sizeof folder);
   again.args.checkpoint = text(folder);
   open_rig(&again);
+  const stg_progress progress = progress_of(&again);
+  CHECK(progress.step == 2 && progress.batch == 2 && progress.num_batches == 3 && progress.epoch == 0 &&
+        progress.max_epochs == 2);
   run_rig(&again, "\"steps\":6");
   CHECK(again.num_reads == 4 && memcmp(again.rows, order + 8, 12 * sizeof *order) == 0);
   CHECK(memcmp(again.losses + 2, expected + 2, 4 * sizeof *expected) == 0);

@@ -68,7 +68,8 @@ pub const STG_STAGE_TEST: u32 = 2;
 pub const STG_STAGE_PREDICT: u32 = 3;
 pub const STG_LOSS_MEAN: u32 = 0;
 pub const STG_LOSS_SUM: u32 = 1;
-pub const STG_REPLICATE_ARGS_MIN_SIZE: u32 = 40;
+pub const STG_REPLICATE_SKIP_INIT: u32 = 1;
+pub const STG_REPLICATE_ARGS_MIN_SIZE: u32 = 48;
 pub const STG_PARAMETER_REQUIRES_GRAD: u32 = 1;
 pub const STG_PARAMETER_PERSISTENT: u32 = 2;
 pub const STG_PARAMETER_PINNED: u32 = 4;
@@ -835,12 +836,14 @@ pub struct stg_replicate_args {
     pub num_threads: u32,
     /// initial weights depend on it alone; its generator on (seed, replica)
     pub seed: u64,
+    /// STG_REPLICATE_*; a model may pass over those that it doesn't know
+    pub flags: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of stg_replicate_args",
-    ][::std::mem::size_of::<stg_replicate_args>() - 40usize];
+    ][::std::mem::size_of::<stg_replicate_args>() - 48usize];
     [
         "Alignment of stg_replicate_args",
     ][::std::mem::align_of::<stg_replicate_args>() - 8usize];
@@ -865,6 +868,9 @@ const _: () = {
     [
         "Offset of field: stg_replicate_args::seed",
     ][::std::mem::offset_of!(stg_replicate_args, seed) - 32usize];
+    [
+        "Offset of field: stg_replicate_args::flags",
+    ][::std::mem::offset_of!(stg_replicate_args, flags) - 40usize];
 };
 /** One parameter or buffer. Each storage stands once, with all its names (tied parameters have several; the first is the main one).
  Growing.*/
@@ -2424,11 +2430,14 @@ pub struct stg_session_events {
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
             progress: *const stg_progress,
-        ),
+        ) -> *mut stg_error,
     >,
     /// A line of the metrics file, without its newline: JSON. `line` is borrowed. [any]
     pub metrics: ::std::option::Option<
-        unsafe extern "C" fn(self_: *mut ::std::os::raw::c_void, line: stg_string),
+        unsafe extern "C" fn(
+            self_: *mut ::std::os::raw::c_void,
+            line: stg_string,
+        ) -> *mut stg_error,
     >,
     /// Before a batch of any stage goes to the strategy. `progress` is borrowed. [any]
     pub batch_start: ::std::option::Option<
@@ -2453,7 +2462,7 @@ pub struct stg_session_events {
             step: i64,
             strategy: stg_string,
             error: *const stg_error,
-        ),
+        ) -> *mut stg_error,
     >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -2769,8 +2778,8 @@ impl Libstratagem {
     ) -> *mut stg_error {
         (self.stg_session_open)(args, out)
     }
-    /** Trains `num_updates` updates more, with what falls between them (validation, checkpoints, swaps), or to the end of the run. `is_over`, which
- may be null, is then 1: stg_session_run gives the result. Only of a session for fit. [owner]*/
+    /** Trains `num_updates` updates more, with what falls between them (validation, checkpoints, swaps), or to the end of the run, which writes
+ the last checkpoint. `is_over`, which may be null, is then 1: stg_session_run gives the result. Only of a session for fit. [owner]*/
     pub unsafe fn stg_session_step(
         &self,
         session: stg_session,
@@ -2788,7 +2797,7 @@ impl Libstratagem {
     ) -> *mut stg_error {
         (self.stg_session_run)(session, result)
     }
-    /// How far the run is: what the last `progress` event said. Fills `out`. [any]
+    /// How far the run is: what the last `progress` event said, before the first one where it begins or goes on. Fills `out`. [any]
     pub unsafe fn stg_session_progress(
         &self,
         session: stg_session,
@@ -2808,7 +2817,7 @@ impl Libstratagem {
     }
     /** Exchanges the strategy now, between updates. `strategy` is what the config's "strategy" is: {"name": "data_parallel", "devices": 2}. Weights,
  optimizer, generators and the position in the run are handed over in memory. On an error the old strategy goes on, as it was. Only of a
- session for fit. [owner]*/
+ session for fit; in an own loop only where no gradients wait for an optimizer_step. [owner]*/
     pub unsafe fn stg_session_swap(
         &self,
         session: stg_session,
@@ -2817,7 +2826,7 @@ impl Libstratagem {
         (self.stg_session_swap)(session, strategy)
     }
     /** The same before the run's next update, wherever it is called from; a later request takes the place of one that waits. An error here is one
- in the text; how it went is told by the event `swap`, and the log. [any]*/
+ in the handle or the text; how it went is told by the event `swap`, and the log. Not in an own loop, which has no updates. [any]*/
     pub unsafe fn stg_session_request_swap(
         &self,
         session: stg_session,

@@ -68,7 +68,8 @@ pub const STG_STAGE_TEST: u32 = 2;
 pub const STG_STAGE_PREDICT: u32 = 3;
 pub const STG_LOSS_MEAN: u32 = 0;
 pub const STG_LOSS_SUM: u32 = 1;
-pub const STG_REPLICATE_ARGS_MIN_SIZE: u32 = 40;
+pub const STG_REPLICATE_SKIP_INIT: u32 = 1;
+pub const STG_REPLICATE_ARGS_MIN_SIZE: u32 = 48;
 pub const STG_PARAMETER_REQUIRES_GRAD: u32 = 1;
 pub const STG_PARAMETER_PERSISTENT: u32 = 2;
 pub const STG_PARAMETER_PINNED: u32 = 4;
@@ -826,12 +827,14 @@ pub struct stg_replicate_args {
     pub num_threads: u32,
     /// initial weights depend on it alone; its generator on (seed, replica)
     pub seed: u64,
+    /// STG_REPLICATE_*; a model may pass over those that it doesn't know
+    pub flags: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of stg_replicate_args",
-    ][::std::mem::size_of::<stg_replicate_args>() - 40usize];
+    ][::std::mem::size_of::<stg_replicate_args>() - 48usize];
     [
         "Alignment of stg_replicate_args",
     ][::std::mem::align_of::<stg_replicate_args>() - 8usize];
@@ -856,6 +859,9 @@ const _: () = {
     [
         "Offset of field: stg_replicate_args::seed",
     ][::std::mem::offset_of!(stg_replicate_args, seed) - 32usize];
+    [
+        "Offset of field: stg_replicate_args::flags",
+    ][::std::mem::offset_of!(stg_replicate_args, flags) - 40usize];
 };
 /** One parameter or buffer. Each storage stands once, with all its names (tied parameters have several; the first is the main one).
  Growing.*/

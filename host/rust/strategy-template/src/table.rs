@@ -50,7 +50,7 @@ pub static API: stg_strategy_api = stg_strategy_api {
     reduce_gradients: Some(reduce_gradients),
     export_state: Some(export_state),
     import_state: Some(import_state),
-    save: Some(save),
+    save: None, // it writes no files; with a null slot a host knows before it trains
     load: Some(load),
 };
 
@@ -459,7 +459,6 @@ absent! {
     announce_batch in MODEL, take_announced(args), (call: *const stg_call, args: *const stg_transfer_args, stage: u32, ticket: *mut u64);
     gradients in STG_STATE_FIT, (), (call: *const stg_call, out: *mut stg_tree);
     reduce_gradients in STG_STATE_MODELLESS, release_sets(args), (call: *const stg_call, args: *const stg_reduce_gradients_args);
-    save in MODEL, (), (call: *const stg_call, args: *const stg_checkpoint_args);
     load in MODEL, (), (call: *const stg_call, args: *const stg_checkpoint_args, host_json: *mut stg_tree, report: *mut stg_tree);
 }
 
