@@ -132,6 +132,16 @@ class RunTest(unittest.TestCase):
         self.assertEqual(len(folders), 1)
         self.assertEqual([command[0] for command in calls], ["-m", "install", "-m", "install"])
 
+    def test_an_install_builds_first_and_goes_where_it_was_told(self):
+        built = unittest.mock.Mock(folder="here", tool=lambda name: name)
+        calls = []
+        self.replace("Build", lambda args: built)
+        self.replace("call", lambda *command, **_: calls.append([str(word) for word in command]))
+        with unittest.mock.patch.object(sys, "argv", ["run", "install", str(self.folder / "there")]):
+            self.run_script.main()
+        self.assertEqual(calls, [["cmake", "--install", "here", "--prefix", str(self.folder / "there")]])
+        self.assertIn("usage", self.refusal("install"))
+
     def test_a_part_that_runs_over_its_time_is_ended_with_all_it_started(self):
         self.replace("PART_LIMIT_S", 1)
         pid_file = self.folder / "pid"
