@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`stratagem fit` with the strategy plugin written in Rust, on a model whose steps can be worked out by hand; and a resume of its run.
+"""`stratagem fit` with the strategy plugin written in Rust, on a model whose steps can be worked out by hand: alone, and swapped in mid-run
+for a strategy of another author.
 
 usage: check_template.py STRATAGEM PLUGIN TOY_LINEAR
 """
@@ -50,12 +51,14 @@ def main():
         logged = [line["loss"] for line in lines if "loss" in line]
         assert logged == losses, (logged, losses, lines)
 
-        # The same run under a strategy of another author.
-        config["strategy"] = {"name": "single_device", "accelerator": "cpu"}
-        config["metrics"] = {"path": "other.jsonl"}
-        fit(program, folder, config)
-        other = [json.loads(line) for line in (folder / "other.jsonl").read_text().splitlines()]
-        assert [line["loss"] for line in other if "loss" in line] == losses
+        # The same run, half of it under a strategy of another author.
+        other = {"name": "single_device", "accelerator": "cpu"}
+        for first, second in ((config["strategy"], other), (other, config["strategy"])):
+            config.update(strategy=first, swap=[{"at_step": 3, "strategy": second}], metrics={"path": "swapped.jsonl"})
+            assert fit(program, folder, config)["strategy"] == second["name"]
+            lines = [json.loads(line) for line in (folder / "swapped.jsonl").read_text().splitlines()]
+            assert [line["loss"] for line in lines if "loss" in line] == losses, (first, lines)
+            assert [line["stage"] for line in lines].count("swap") == 1, lines
     print("the losses are those computed by hand")
 
 

@@ -196,7 +196,7 @@ unsafe extern "C" fn release_made(error: *mut sys::stg_error) {
         if let Some(release) = (*error).cause.as_ref().and_then(|cause| cause.release) {
             release((*error).cause);
         }
-        drop(Box::from_raw(error.cast::<Made>()));
+        contain(|| drop(Box::from_raw(error.cast::<Made>())));
     }
 }
 

@@ -108,3 +108,51 @@ unsafe extern "C" fn trace_begin(this: *mut c_void, phase: sys::stg_string, repl
 unsafe extern "C" fn trace_end(this: *mut c_void, phase: sys::stg_string, replica: i32) {
     contain(|| unsafe { host(this).trace(borrow_text(phase), replica, false) });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::to_text;
+    use std::sync::Mutex;
+
+    struct Told(Arc<Mutex<Vec<String>>>);
+
+    impl Told {
+        fn tell(&self, what: String) {
+            self.0.lock().unwrap().push(what);
+            panic!("a host that panics harms nobody");
+        }
+    }
+
+    impl Host for Told {
+        fn log(&self, level: Level, message: &str, fields: ValueRef<'_>) {
+            self.tell(format!("{level:?} {message} {fields:?}"));
+        }
+        fn progress(&self, what: &str, done: u64, total: u64) {
+            self.tell(format!("{what} {done} of {total}"));
+        }
+        fn trace(&self, phase: &str, replica: i32, begins: bool) {
+            self.tell(format!("{phase} {replica} {begins}"));
+        }
+    }
+
+    /// Not every strategy has something to tell, so they are called here as one would.
+    #[test]
+    fn what_a_strategy_tells_reaches_the_host_whose_panics_go_no_further() {
+        let told = Arc::new(Mutex::new(vec![]));
+        let table = HostTable::new(Box::new(Told(told.clone())));
+        let raw = table.raw;
+        unsafe {
+            raw.retain.unwrap()(raw.self_);
+            drop(table);
+            raw.log.unwrap()(raw.self_, sys::STG_LOG_INFO, to_text("hello"), std::ptr::null());
+            raw.progress.unwrap()(raw.self_, to_text("reading"), 3, 7);
+            raw.trace_begin.unwrap()(raw.self_, to_text("step"), 1);
+            raw.trace_end.unwrap()(raw.self_, to_text("step"), 1);
+            assert_eq!(Arc::strong_count(&told), 2, "the strategy's reference holds it");
+            raw.release.unwrap()(raw.self_);
+        }
+        assert_eq!(*told.lock().unwrap(), ["Info hello None", "reading 3 of 7", "step 1 true", "step 1 false"]);
+        assert_eq!(Arc::strong_count(&told), 1);
+    }
+}

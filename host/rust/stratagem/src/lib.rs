@@ -24,7 +24,8 @@
 //! ```
 //!
 //! What C lets go wrong is a type here: a call from two threads, a session used after its end, views of weights that are written again. The
-//! rest is an [`Error`]: never a crash, never a panic. A panic in code of yours that is called through C becomes an [`Error`], too.
+//! rest is an [`Error`]: never a crash, never a panic. A panic in code of yours that is called through C becomes an
+//! [`Error`] of the call that led there; where C takes none (a log, a trace, a drop) it goes no further.
 mod config;
 mod error;
 mod events;

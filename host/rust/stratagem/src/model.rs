@@ -120,6 +120,15 @@ pub enum Stage {
     Predict = sys::STG_STAGE_PREDICT,
 }
 
+impl Stage {
+    pub(crate) fn from_abi(stage: u64) -> Result<Stage> {
+        [Stage::Fit, Stage::Validate, Stage::Test, Stage::Predict]
+            .into_iter()
+            .find(|&known| known as u64 == stage)
+            .ok_or_else(|| Error::invalid(format!("stage {stage}; known are 0 to 3")))
+    }
+}
+
 /// What a step is told.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -192,16 +201,7 @@ impl Parameter {
     }
 }
 
-/// Where backward reports gradients.
-///
-/// It lives on the thread of its replica:
-/// ```compile_fail,E0277
-/// fn elsewhere(sink: &mut stratagem::Sink<'_>) {
-///     std::thread::scope(|scope| {
-///         scope.spawn(|| sink.ready(0, None)); // error: a Sink can't be sent to another thread
-///     });
-/// }
-/// ```
+/// Where backward reports gradients. It stays on the thread of its replica: it is neither `Send` nor `Sync`.
 pub struct Sink<'a> {
     raw: &'a sys::stg_gradient_sink,
     thread: PhantomData<*mut ()>, // neither Send nor Sync
@@ -264,5 +264,18 @@ impl Drop for ModelHandle {
                 release(self.0.as_ref().self_);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_that_is_not_known_is_an_error() {
+        for stage in [Stage::Fit, Stage::Validate, Stage::Test, Stage::Predict] {
+            assert_eq!(Stage::from_abi(stage as u64).unwrap(), stage);
+        }
+        assert_eq!(Stage::from_abi(4).unwrap_err().message(), "stage 4; known are 0 to 3");
     }
 }

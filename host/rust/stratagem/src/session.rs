@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use stratagem_sys as sys;
 
@@ -34,7 +35,14 @@ pub struct SessionBuilder {
 
 /// One run. Dropping it closes it.
 ///
-/// It takes one caller at a time:
+/// It takes one caller at a time, any thread's:
+/// ```
+/// fn one_thread(session: &mut stratagem::Session) {
+///     std::thread::scope(|scope| {
+///         scope.spawn(|| session.step(1));
+///     });
+/// }
+/// ```
 /// ```compile_fail,E0499
 /// fn two_threads(session: &mut stratagem::Session) {
 ///     std::thread::scope(|scope| {
@@ -44,6 +52,13 @@ pub struct SessionBuilder {
 /// }
 /// ```
 /// After its end there is nothing left to call:
+/// ```
+/// fn used_before_close(mut session: stratagem::Session) -> stratagem::Result<()> {
+///     session.step(1)?;
+///     session.close();
+///     Ok(())
+/// }
+/// ```
 /// ```compile_fail,E0382
 /// fn used_after_close(mut session: stratagem::Session) -> stratagem::Result<()> {
 ///     session.close();
@@ -52,6 +67,13 @@ pub struct SessionBuilder {
 /// }
 /// ```
 /// A strategy that it lends ends before the next call that may swap it:
+/// ```
+/// fn lent_again(session: &mut stratagem::Session) -> stratagem::Result<()> {
+///     session.step(1)?;
+///     let mut strategy = session.strategy()?;
+///     strategy.barrier("late")
+/// }
+/// ```
 /// ```compile_fail,E0499
 /// fn swapped(session: &mut stratagem::Session) -> stratagem::Result<()> {
 ///     let mut strategy = session.strategy()?;
@@ -61,7 +83,7 @@ pub struct SessionBuilder {
 /// ```
 pub struct Session {
     control: Control,
-    _events: Option<Box<Box<dyn Events>>>, // which the library calls until the session is closed
+    _events: Option<events::Shared>, // which the library calls until the session is freed
 }
 
 /// What may be asked of a session at any time, from any thread. Once the session is closed, what returns a result returns an error, and the
@@ -168,10 +190,11 @@ impl SessionBuilder {
     /// Checks the config, loads plugins and data, sets up strategy and model.
     pub fn open(self) -> Result<Session> {
         let config_text = self.config_text?;
-        let events = self.events.map(Box::new);
-        let event_table = events.as_deref().map(events::table);
+        let events = self.events.map(Arc::new);
+        let event_table = events.as_ref().map(events::table);
         let overrides: Vec<sys::stg_string> = self.overrides.iter().map(|text| to_text(text)).collect();
-        let sources: Vec<sys::stg_data_source> = self.sources.into_iter().map(|(name, source)| source::table(name, source)).collect();
+        let sources: Vec<sys::stg_data_source> =
+            self.sources.into_iter().map(|(name, source)| source::table(name, source, events.clone())).collect();
         let pointers: Vec<*const sys::stg_data_source> = sources.iter().map(std::ptr::from_ref).collect();
         let args = sized!(stg_session_args {
             config_path: to_text(&self.config_path),
@@ -251,7 +274,7 @@ impl Control {
     pub fn progress(self) -> Result<Progress> {
         let mut out = sized!(stg_progress {});
         unsafe { check(self.library.functions.stg_session_progress(self.handle, &mut out))? };
-        Ok(Progress::from_abi(&out))
+        Progress::from_abi(&out)
     }
 
     /// Exchanges the strategy before the next update. How it went is told by [`Events::swap`].

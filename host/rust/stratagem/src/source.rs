@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Data of the host's own, in the place of files: `{"source": "name", "batch_size": 64}` in a config.
 use crate::error::{Result, contain, guard};
+use crate::events::Shared;
 use crate::types::{borrow_slice, sized, to_text};
 use crate::value::Tree;
 use std::ffi::c_void;
@@ -18,12 +19,13 @@ pub trait Source: Send + 'static {
 struct Named {
     name: String,
     source: Box<dyn Source>,
+    _events: Option<Shared>, // dropped last: sources are released when all else of the session is gone
 }
 
 /// Consumed by `stg_session_open`, which calls its release on every return.
-pub(crate) fn table(name: String, source: Box<dyn Source>) -> sys::stg_data_source {
+pub(crate) fn table(name: String, source: Box<dyn Source>, events: Option<Shared>) -> sys::stg_data_source {
     let num_samples = source.num_samples() as i64;
-    let named = Box::new(Named { name, source });
+    let named = Box::new(Named { name, source, _events: events });
     let text = to_text(&named.name);
     sized!(stg_data_source {
         name: text,

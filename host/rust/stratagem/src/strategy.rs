@@ -44,15 +44,30 @@ pub struct CreateOptions {
 /// An instance: one that was created, or for a while that of a [`crate::Session`]. Dropping the former ends it, and joins its threads.
 ///
 /// It can be given to another thread, but not be used by two: what takes one caller at a time takes `&mut self`.
+/// ```
+/// fn one_thread(strategy: &mut stratagem::Strategy) {
+///     std::thread::scope(|scope| {
+///         scope.spawn(|| strategy.barrier("a"));
+///     });
+/// }
+/// ```
 /// ```compile_fail,E0499
 /// fn two_threads(strategy: &mut stratagem::Strategy) {
 ///     std::thread::scope(|scope| {
 ///         scope.spawn(|| strategy.barrier("a"));
-///         scope.spawn(|| strategy.barrier("b")); // error: borrowed twice
+///         scope.spawn(|| strategy.barrier("a")); // error: borrowed twice
 ///     });
 /// }
 /// ```
 /// Views of its weights end before the next call that may write them:
+/// ```
+/// fn fresh(strategy: &mut stratagem::Strategy) -> stratagem::Result<()> {
+///     strategy.zero_grad()?;
+///     let state = strategy.export_state()?;
+///     println!("{state:?}");
+///     Ok(())
+/// }
+/// ```
 /// ```compile_fail,E0499
 /// fn stale(strategy: &mut stratagem::Strategy) -> stratagem::Result<()> {
 ///     let state = strategy.export_state()?;
@@ -413,5 +428,43 @@ impl Drop for Strategy<'_> {
                 destroy(self.instance);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::value::ValueRef;
+
+    /// What only several ranks would show.
+    #[test]
+    fn the_mode_of_a_decision_and_the_rank_of_a_broadcast_reach_the_strategy() {
+        unsafe extern "C" fn decide(
+            _: *mut sys::stg_strategy,
+            _: *const sys::stg_call,
+            decision: u32,
+            mode: u32,
+            out: *mut u32,
+        ) -> *mut sys::stg_error {
+            unsafe { *out = (decision == 1 && mode == sys::STG_DECIDE_ANY).into() };
+            std::ptr::null_mut()
+        }
+        unsafe extern "C" fn broadcast(
+            _: *mut sys::stg_strategy,
+            _: *const sys::stg_call,
+            _: *mut sys::stg_tree,
+            source: i32,
+            out: *mut sys::stg_tree,
+        ) -> *mut sys::stg_error {
+            unsafe { *out = Tree::from(source).into_raw() };
+            std::ptr::null_mut()
+        }
+        let api = sized!(stg_strategy_api { reduce_boolean_decision: Some(decide), broadcast: Some(broadcast) });
+        let mut strategy = unsafe { Strategy::over(&api, std::ptr::null_mut(), None) };
+        assert!(strategy.reduce_boolean_decision(true, Decide::Any).unwrap());
+        assert!(!strategy.reduce_boolean_decision(true, Decide::All).unwrap());
+        assert!(!strategy.reduce_boolean_decision(false, Decide::Any).unwrap());
+        assert!(matches!(strategy.broadcast(Tree::from(true), 3).unwrap().root(), ValueRef::Int(3)));
+        assert_eq!(strategy.barrier("none").unwrap_err().message(), "this strategy has no barrier");
     }
 }

@@ -155,19 +155,12 @@ unsafe extern "C" fn set_mode<M: Model>(_: *mut c_void, replica: *mut sys::stg_r
     guard("the model's set_training", || unsafe { slot::<M>(replica).replica.set_training(train != 0) })
 }
 
-fn read_stage(stage: u32) -> Result<Stage> {
-    [Stage::Fit, Stage::Validate, Stage::Test, Stage::Predict]
-        .into_iter()
-        .find(|&known| known as u32 == stage)
-        .ok_or_else(|| Error::invalid(format!("stage {stage}; known are 0 to 3")))
-}
-
 fn read_context(from: &sys::stg_step_context) -> Result<StepContext> {
     Ok(StepContext {
         device: Device::from_abi(from.device),
         replica: from.replica,
         num_replicas: from.num_replicas,
-        stage: read_stage(from.stage)?,
+        stage: Stage::from_abi(from.stage.into())?,
         needs_graph: from.flags & sys::STG_STEP_GRADIENT != 0,
         batch_index: from.batch_index,
         dataloader_index: from.dataloader_index,

@@ -1,138 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sessions of libstratagem: model, data and events all in Rust.
 mod common;
+use common::runs::*;
 use common::*;
 use serde_json::{Value as Json, json};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::mpsc;
 use std::time::Duration;
 use stratagem::*;
-
-fn library() -> Library {
-    Library::load(build_folder().join("lib/libstratagem.so.1")).expect("`./run build` has built libstratagem")
-}
-
-/// The rows of `common::batch(12)`.
-struct Rows {
-    fails: bool,
-}
-
-impl Source for Rows {
-    fn num_samples(&self) -> usize {
-        12
-    }
-
-    fn read(&mut self, rows: &[i64]) -> Result<Tree> {
-        if self.fails {
-            return Err(Error::new(Code::Unavailable, "no rows today").with_source(DiskGone(3)));
-        }
-        let all = batch(12);
-        let (x, y) = (all.tensor("x")?.as_slice::<f64>()?, all.tensor("y")?.as_slice::<f64>()?);
-        let some_x: Vec<f64> = rows.iter().flat_map(|&row| x[3 * row as usize..][..3].to_vec()).collect();
-        let some_y: Vec<f64> = rows.iter().map(|&row| y[row as usize]).collect();
-        Ok(Value::dict([
-            ("x", Value::from(Tensor::from_vec(some_x, &[rows.len(), 3])?)),
-            ("y", Value::from(Tensor::from_vec(some_y, &[rows.len()])?)),
-        ])
-        .into())
-    }
-}
-
-fn config(strategy: Json) -> Json {
-    json!({
-        "strategy": strategy,
-        "precision": "64-true",
-        "model": {"kind": "host"},
-        "optimizer": {"name": "sgd", "lr": 0.1},
-        "data": {"train": {"source": "rows", "batch_size": 4, "shuffle": true}},
-        "trainer": {"max_epochs": 4, "log_every_n_steps": 1}
-    })
-}
-
-fn builder(strategy: Json, fault: Fault) -> SessionBuilder {
-    library()
-        .session()
-        .config(&config(strategy), std::env::temp_dir())
-        .model(&ModelHandle::new(Linear(fault)))
-        .source("rows", Rows { fails: false })
-}
-
-fn single() -> Json {
-    json!({"name": "single_device"})
-}
-
-fn parallel(devices: u32) -> Json {
-    json!({"name": "data_parallel", "devices": devices})
-}
-
-fn weights(session: &mut Session) -> Vec<f64> {
-    let mut strategy = session.strategy().unwrap();
-    let state = strategy.export_state().unwrap();
-    let model = state.get("model").unwrap();
-    [model.tensor("weight").unwrap().to_vec::<f64>().unwrap(), model.tensor("bias").unwrap().to_vec().unwrap()].concat()
-}
-
-fn assert_close(is: &[f64], wanted: &[f64]) {
-    for (is, wanted) in is.iter().zip(wanted) {
-        assert!((is - wanted).abs() <= 1e-12, "{is} is not {wanted}");
-    }
-}
-
-fn contains(text: &str, parts: &[&str]) {
-    for part in parts {
-        assert!(text.contains(part), "\"{part}\" is not in: {text}");
-    }
-}
 
 fn unswapped() -> Vec<f64> {
     let mut session = builder(single(), Fault::None).open().unwrap();
     assert!(session.step(12).unwrap());
-    weights(&mut session)
-}
-
-#[derive(Default)]
-struct Seen {
-    lines: Vec<Json>,
-    swaps: Vec<(i64, String, Option<String>)>,
-    num_starts: usize,
-    num_ends: usize,
-}
-
-#[derive(Clone, Default)]
-struct Watch(Arc<Mutex<Seen>>);
-
-impl Events for Watch {
-    fn metrics(&self, line: &str) {
-        self.0.lock().unwrap().lines.push(serde_json::from_str(line).unwrap());
-    }
-
-    fn batch_start(&self, _: &Progress) -> Result<()> {
-        self.0.lock().unwrap().num_starts += 1;
-        Ok(())
-    }
-
-    fn batch_end(&self, _: &Progress, outputs: ValueRef<'_>) -> Result<()> {
-        assert!(outputs.tensor("loss")?.item()?.is_finite());
-        self.0.lock().unwrap().num_ends += 1;
-        Ok(())
-    }
-
-    fn swap(&self, step: i64, strategy: &str, error: Option<&Error>) {
-        self.0.lock().unwrap().swaps.push((step, strategy.to_owned(), error.map(Error::chain)));
-    }
+    weights(&mut session.strategy().unwrap())
 }
 
 #[test]
 fn a_session_trains_a_rust_model_on_rust_data_and_tells_what_it_does() {
     let watch = Watch::default();
-    let mut session = builder(parallel(2), Fault::None).events(watch.clone()).open().unwrap();
+    let two_for_one = json!({"name": "single_device", "devices": 2}); // of which it takes the first, and says so
+    let mut session = builder(two_for_one, Fault::None).events(watch.clone()).open().unwrap();
     assert!(!session.step(5).unwrap());
     assert_eq!(session.progress().unwrap().step, 5);
     let result = session.run().unwrap();
-    assert_eq!((&result["steps"], &result["strategy"]), (&json!(12), &json!("data_parallel")));
+    assert_eq!((&result["steps"], &result["strategy"]), (&json!(12), &json!("single_device")));
     drop(session);
     let seen = watch.0.lock().unwrap();
     assert_eq!((seen.num_starts, seen.num_ends), (12, 12));
-    assert!(!seen.lines.is_empty());
+    assert_eq!(seen.progress.iter().map(|at| at.step).collect::<Vec<_>>(), (1..=12).collect::<Vec<_>>());
+    let last = seen.progress[11];
+    assert_eq!((last.stage, last.batch, last.num_batches, last.max_epochs, last.max_steps), (Stage::Fit, 3, 3, Some(4), None));
+    let losses = seen.lines.iter().filter(|line| line["stage"] == "fit").map(|line| line["loss"].as_f64().unwrap());
+    assert_eq!(losses.last(), Some(last.loss));
+    let told = seen.log.iter().find(|(level, _)| *level == Level::Warning).expect("a warning");
+    contains(&told.1, &["single_device", "cpu:0"]);
 }
 
 #[test]
@@ -148,7 +49,7 @@ fn strategies_are_swapped_in_mid_run_and_the_weights_are_those_of_one() {
     contains(&error.chain(), &["dataparallel", "data_parallel"]);
     session.swap(&single()).unwrap();
     assert!(session.step(3).unwrap());
-    assert_close(&weights(&mut session), &unswapped());
+    assert_close(&weights(&mut session.strategy().unwrap()), &unswapped());
     let steps: Vec<i64> = watch.0.lock().unwrap().swaps.iter().filter(|swap| swap.2.is_none()).map(|swap| swap.0).collect();
     assert_eq!(steps, [3, 6, 9]);
 }
@@ -174,29 +75,103 @@ fn a_loop_of_the_hosts_own_drives_the_strategy_of_a_session() {
     assert!(outputs.tensor("loss").unwrap().item().unwrap().is_finite(), "outputs outlive the session");
 }
 
-struct Faulty(&'static str);
+/// Fails in the event of a name, at its second call.
+struct Faulty {
+    event: &'static str,
+    panics: bool,
+    num_calls: AtomicU32,
+}
+
+impl Faulty {
+    fn called(&self, event: &str) -> Result<()> {
+        if event != self.event || self.num_calls.fetch_add(1, SeqCst) == 0 {
+            return Ok(());
+        }
+        assert!(!self.panics, "enough of {event}");
+        Err(Error::new(Code::Unavailable, format!("enough of {event}")).with_source(DiskGone(5)))
+    }
+}
 
 impl Events for Faulty {
-    fn batch_end(&self, progress: &Progress, _: ValueRef<'_>) -> Result<()> {
-        match self.0 {
-            "panic" if progress.step >= 2 => panic!("an event at step {}", progress.step),
-            "error" if progress.step >= 2 => Err(Error::new(Code::Unavailable, "enough").with_source(DiskGone(5))),
-            _ => Ok(()),
-        }
+    fn progress(&self, _: &Progress) -> Result<()> {
+        self.called("progress")
+    }
+    fn metrics(&self, _: &str) -> Result<()> {
+        self.called("metrics")
+    }
+    fn batch_start(&self, _: &Progress) -> Result<()> {
+        self.called("batch_start")
+    }
+    fn batch_end(&self, _: &Progress, _: ValueRef<'_>) -> Result<()> {
+        self.called("batch_end")
+    }
+    fn swap(&self, _: i64, _: &str, _: Option<&Error>) -> Result<()> {
+        self.called("swap")
     }
 }
 
 #[test]
 fn an_event_that_fails_or_panics_ends_the_run_with_it_as_the_cause() {
-    let error = builder(single(), Fault::None).events(Faulty("panic")).open().unwrap().run().unwrap_err();
-    contains(&error.chain(), &["the host's batch_end panicked", "an event at step"]);
-    let error = builder(single(), Fault::None).events(Faulty("error")).open().unwrap().run().unwrap_err();
-    contains(&error.chain(), &["enough", "disk 5 is gone"]);
-    let mut last: &dyn std::error::Error = &error;
-    while let Some(next) = last.source() {
-        last = next;
+    // The second line of the metrics tells of the first swap.
+    for (event, updates) in [("progress", 2), ("metrics", 1), ("batch_start", 1), ("batch_end", 2), ("swap", 2)] {
+        for panics in [false, true] {
+            let swaps = json!([{"at_step": 1, "strategy": parallel(2)}, {"at_step": 2, "strategy": single()}]);
+            let faulty = Faulty { event, panics, num_calls: AtomicU32::new(0) };
+            let mut session = builder(single(), Fault::None).set("swap", swaps).events(faulty).open().unwrap();
+            let error = session.run().expect_err(event);
+            let words = format!("enough of {event}");
+            contains(&error.chain(), &[&format!("the event {event}: "), &words]);
+            assert_eq!(error.code(), if panics { Code::Internal } else { Code::Unavailable });
+            match panics {
+                true => contains(&error.chain(), &[&format!("the host's {event} panicked")]),
+                false => assert_eq!(root_cause(&error).downcast_ref(), Some(&DiskGone(5)), "{event}"),
+            }
+            assert_eq!(session.strategy().unwrap().status().unwrap().num_updates, updates, "{event}: no update came after it");
+        }
     }
-    assert_eq!(last.downcast_ref::<DiskGone>(), Some(&DiskGone(5)));
+}
+
+/// Tells when it is dropped.
+struct Last<T>(&'static str, mpsc::Sender<&'static str>, T);
+impl<T> Drop for Last<T> {
+    fn drop(&mut self) {
+        let _ = self.1.send(self.0);
+    }
+}
+impl Events for Last<()> {}
+impl<S: Source> Source for Last<S> {
+    fn num_samples(&self) -> usize {
+        self.2.num_samples()
+    }
+    fn read(&mut self, rows: &[i64]) -> Result<Tree> {
+        self.2.read(rows)
+    }
+}
+
+#[test]
+fn a_source_that_is_read_ahead_may_drop_its_session() {
+    let ((give, taken), (gone, order)) = (mpsc::channel::<Session>(), mpsc::channel());
+    // The first batch is for the first update; the next one is read ahead, and gets the session when that update is done.
+    let rows = Rows::new(move |num_reads| {
+        if num_reads == 1 {
+            drop(taken.recv_timeout(Duration::from_secs(60)).expect("the session"));
+        }
+        Ok(())
+    });
+    let mut session = library()
+        .session()
+        .config(&config(single()), std::env::temp_dir())
+        .model(&ModelHandle::new(Linear(Fault::None)))
+        .source("rows", Last("source", gone.clone(), rows))
+        .events(Last("events", gone, ()))
+        .open()
+        .unwrap();
+    let control = session.control();
+    assert!(!session.step(1).unwrap());
+    give.send(session).unwrap();
+    let next = || order.recv_timeout(Duration::from_secs(60)).expect("what the session held is dropped");
+    assert_eq!([next(), next()], ["source", "events"], "events last as long as the session");
+    assert_eq!(control.progress().unwrap_err().code(), Code::FailedPrecondition);
 }
 
 #[test]
@@ -205,7 +180,7 @@ fn a_source_or_a_model_that_fails_ends_the_run_with_its_words() {
         .session()
         .config(&config(single()), std::env::temp_dir())
         .model(&ModelHandle::new(Linear(Fault::None)))
-        .source("rows", Rows { fails: true });
+        .source("rows", Rows::new(|_| Err(Error::new(Code::Unavailable, "no rows today").with_source(DiskGone(3)))));
     contains(&failing.open().and_then(|mut session| session.run()).unwrap_err().chain(), &["no rows today", "disk 3 is gone"]);
     let error = builder(parallel(2), Fault::PanicInStep).open().unwrap().run().unwrap_err();
     contains(&error.chain(), &["the model's step panicked", "a step of 2 rows"]);

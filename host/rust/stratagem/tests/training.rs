@@ -4,12 +4,6 @@ mod common;
 use common::*;
 use stratagem::*;
 
-fn weights(strategy: &mut Strategy) -> Vec<f64> {
-    let state = strategy.export_state().unwrap();
-    let model = state.get("model").unwrap();
-    [model.tensor("weight").unwrap().to_vec::<f64>().unwrap(), model.tensor("bias").unwrap().to_vec().unwrap()].concat()
-}
-
 fn train(name: &str, devices: u32, caller_thread_only: bool, num_steps: i64) -> (Vec<f64>, Vec<f64>) {
     let factory = plugin(name).strategy(name).unwrap();
     let options = CreateOptions { caller_thread_only, host: None };
@@ -41,13 +35,6 @@ fn reference(num_steps: usize) -> Vec<f64> {
         w.iter_mut().zip(gradient).for_each(|(w, g)| *w -= 0.1 * g);
     }
     w.into()
-}
-
-fn assert_close(is: &[f64], wanted: &[f64]) {
-    assert_eq!(is.len(), wanted.len());
-    for (is, wanted) in is.iter().zip(wanted) {
-        assert!((is - wanted).abs() <= 1e-12 * wanted.abs().max(1.0), "{is} is not {wanted}");
-    }
 }
 
 #[test]

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the tests share: where the plugins are, and a linear model with gradients written out.
 #![allow(dead_code)]
+pub mod plane;
+pub mod runs;
+
 use std::path::PathBuf;
 use stratagem::*;
 
@@ -15,6 +18,56 @@ pub fn plugin(name: &str) -> Plugin {
 
 pub fn strategy(name: &str, config: &StrategyConfig) -> Result<Strategy<'static>> {
     Strategy::create(plugin(name).strategy(name)?, config)
+}
+
+/// The weights and the bias of the linear model.
+pub fn weights(strategy: &mut Strategy) -> Vec<f64> {
+    let state = strategy.export_state().unwrap();
+    let model = state.get("model").unwrap();
+    [model.tensor("weight").unwrap().to_vec::<f64>().unwrap(), model.tensor("bias").unwrap().to_vec().unwrap()].concat()
+}
+
+pub fn assert_close(is: &[f64], wanted: &[f64]) {
+    assert_eq!(is.len(), wanted.len());
+    for (is, wanted) in is.iter().zip(wanted) {
+        assert!((is - wanted).abs() <= 1e-12 * wanted.abs().max(1.0), "{is} is not {wanted}");
+    }
+}
+
+pub fn contains(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "\"{part}\" is not in: {text}");
+    }
+}
+
+/// The innermost cause.
+pub fn root_cause(error: &Error) -> &(dyn std::error::Error + 'static) {
+    let mut last: &(dyn std::error::Error + 'static) = error;
+    while let Some(next) = last.source() {
+        last = next;
+    }
+    last
+}
+
+/// A folder of the test's own, which goes with it.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("stratagem-rust-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 /// What the model is to do wrong, and in which stage's step.
