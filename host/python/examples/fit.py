@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import math
 import sys
 
 import stratagem
 
 
 def show(progress):
-    if progress.step % 100 == 0:
+    if progress.stage == "fit" and progress.step % 100 == 0 and not math.isnan(progress.loss):
         print(f"update {progress.step}, epoch {progress.epoch}: loss {progress.loss:.3f}")
 
 

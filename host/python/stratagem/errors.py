@@ -149,14 +149,14 @@ def _code_of(exception: BaseException) -> int:
     return Code.UNKNOWN
 
 
-def give_error(exception: BaseException) -> int:
-    """A stg_error that says what `exception` does, owned by whoever gets it."""
+def give_error(exception: BaseException, place: str = "") -> int:
+    """A stg_error that says what `exception` does, after `place`, owned by whoever gets it."""
     try:
         words = exception.message if isinstance(exception, Error) else f"{type(exception).__name__}: {exception}"
     except BaseException:  # its __str__ raises
         words = type(exception).__name__
     error = abi.stg_error(code=_code_of(exception), flags=abi.STG_ERROR_INSTANCE_USABLE, replica=-1, rank=-1,
-                          device=abi.stg_device(abi.STG_DEVICE_NONE, -1), message=text(words), release=_release)
+                          device=abi.stg_device(abi.STG_DEVICE_NONE, -1), message=text(place + words), release=_release)
     address = addressof(error)
     error.owner = address
     _given[address] = (error, exception)

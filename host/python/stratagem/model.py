@@ -15,12 +15,11 @@ from . import _generated as abi
 from ._text import text
 from .errors import check, give_error, invalid_argument
 from .plugin import Model
-from .results import STAGES, choose
+from .results import STAGE_NAMES, choose
 from .tensors import delete_tensor, give_tensor
 from .trees import Tree, take_tree
 
 _MODEL = dict(abi.stg_model._fields_)
-_STAGE_NAMES = {number: name for name, number in STAGES.items()}
 _DTYPES = {(0, 0): None, (abi.STG_DTYPE_FLOAT, 64): "float64", (abi.STG_DTYPE_FLOAT, 32): "float32", (abi.STG_DTYPE_FLOAT, 16): "float16",
            (abi.STG_DTYPE_BFLOAT, 16): "bfloat16"}
 
@@ -169,7 +168,7 @@ def _step(_: int, replica: int, context: Any, batch: Any, result: Any) -> None:
     values = take_tree(batch.contents)
     memset(batch, 0, sizeof(abi.stg_tree))
     told = context.contents
-    output = _replicas[replica].replica.step(values, StepContext(_STAGE_NAMES[told.stage], bool(told.flags & abi.STG_STEP_GRADIENT), told.batch_index,
+    output = _replicas[replica].replica.step(values, StepContext(STAGE_NAMES[told.stage], bool(told.flags & abi.STG_STEP_GRADIENT), told.batch_index,
                                                                  told.global_step, told.replica))
     if not isinstance(output, StepOutput):
         raise invalid_argument(f"a step gave a {type(output).__qualname__}; it gives a stratagem.StepOutput")
@@ -209,7 +208,7 @@ _FUNCTIONS = {"retain": _MODEL["retain"](_retain), "release": _MODEL["release"](
 class TorchModel(PythonModel):
     """A model of torch modules: `make()` gives one, and `step(module, batch, stage)` its loss, or a dict with the loss and more.
 
-    Batches come as torch tensors. Not there: gradients of generators' states (what a module draws is not saved), CUDA, autocast.
+    Batches come as torch tensors. Not there: states of generators (what a module draws is not saved), CUDA, autocast.
     """
 
     def __init__(self, make: Callable[[], Any], step: Callable[[Any, Any, str], Any], *, loss: str = "mean") -> None:

@@ -90,6 +90,8 @@ class Plugin:
 class Model:
     """A model that a strategy can be set up with. Strategies keep it as long as they need it."""
 
+    _table: Any = None
+
     def __init__(self, table: Any, name: str) -> None:
         self._table, self.name = table, name
 

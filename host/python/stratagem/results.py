@@ -10,6 +10,7 @@ from . import _generated as abi
 from .errors import invalid_argument
 
 STAGES = {"fit": abi.STG_STAGE_FIT, "validate": abi.STG_STAGE_VALIDATE, "test": abi.STG_STAGE_TEST, "predict": abi.STG_STAGE_PREDICT}
+STAGE_NAMES = {number: name for name, number in STAGES.items()}
 STATES = {abi.STG_STATE_CREATED: "created", abi.STG_STATE_FIT: "fit", abi.STG_STATE_EVALUATE: "evaluate",
           abi.STG_STATE_MODELLESS: "modelless", abi.STG_STATE_DRAINING: "draining"}
 REDUCTIONS = {"mean": abi.STG_REDUCE_MEAN, "sum": abi.STG_REDUCE_SUM, "min": abi.STG_REDUCE_MIN, "max": abi.STG_REDUCE_MAX}

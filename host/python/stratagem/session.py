@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import threading
+import time
 import weakref
 from ctypes import POINTER, byref, c_uint32, c_uint64, c_void_p, pointer
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
@@ -47,8 +48,8 @@ class Session:
 
     Called while it runs, on the thread that is inside a call: `progress(Progress)`, `metrics(dict)`, `batch_start(Progress)`,
     `batch_end(Progress, outputs)`, `swap(step, strategy, error)`; and `log(level, message)`, with logging's levels, on any thread. What one of
-    them raises ends the run, which saves what was trained as after every error, and is the cause of the Error that the run raises. Tensors in
-    `outputs` are lent: keep what `tensor.numpy()` or `.torch()` makes of them.
+    them raises ends the run, which saves what was trained as after every error, and is the cause of the Error that the run raises (what `log`
+    raises when nothing else is told any more is raised itself). Tensors in `outputs` are lent: keep what `tensor.numpy()` or `.torch()` makes of them.
 
     `sources`: data sets of your own by name (stratagem.Source, or a dict of arrays). `model`: what {"kind": "host"} in the config means.
     `own_loop`: batches are yours, and `session.strategy` is driven by you. The rest is as for Strategy.
@@ -117,26 +118,22 @@ class Session:
             address = function(name)(self._life.handle, *arguments)
         try:
             check(address)
-        except Error as error:
-            kept = self._failure.take()
-            if kept is not None and kept is not error.__cause__:
-                raise error from kept
-            raise
-        self._raise_failure()
+        finally:
+            self._raise_failure()
 
     # --- training
 
     def step(self, num_updates: int = 1) -> bool:
-        """Trains so many updates more, with what falls between them. True when the run is over; then `fit` gives the result."""
+        """Trains so many updates more, with what falls between them. True when the run is over; then `fit` gives the result. Control-C: see `run`."""
         is_over = c_uint32()
-        if num_updates < 1:
-            raise invalid_argument(f"num_updates is {num_updates}; at least one")
+        if not 1 <= num_updates < 2**64:
+            raise invalid_argument(f"num_updates is {num_updates}; at least one, and below 2^64")
         self._run("stg_session_step", num_updates, byref(is_over))
         return bool(is_over.value)
 
     def run(self) -> dict[str, Any]:
         """Trains what is left, validates, tests or predicts, as `stage` says. Control-C stops a training after its update, saves it, and is
-        raised as KeyboardInterrupt then; a second one cancels."""
+        raised as KeyboardInterrupt then; a second one cancels the update, too."""
         result = abi.stg_tree()
         try:
             self._run("stg_session_run", byref(result))
@@ -167,10 +164,14 @@ class Session:
 
     def poll(self, timeout_s: float = 0.0) -> Optional[dict[str, Any]]:
         """The next event of a session with `queue_events`, waited for at most so long; None if there was none."""
-        out = abi.stg_tree()
-        check(function("stg_session_poll")(self._life.handle, int(timeout_s * 1e9), byref(out)))
-        event = take_tree(out)
-        return None if event is None else json.loads(event)
+        end = time.monotonic() + timeout_s
+        while True:  # in slices: Python looks for signals between them
+            wait_s = min(max(end - time.monotonic(), 0.0), 0.1)
+            out = abi.stg_tree()
+            check(function("stg_session_poll")(self._life.handle, int(wait_s * 1e9), byref(out)))
+            event = take_tree(out)
+            if event is not None or wait_s < 0.1:
+                return None if event is None else json.loads(event)
 
     def request_swap(self, strategy: Mapping[str, Any]) -> None:
         """Swaps before the run's next update; the event `swap` says how it went."""
@@ -196,6 +197,7 @@ class _SessionStrategy(Strategy):
         self._start(_Instance(), session._gate, session._failure, session._convert)
         self._session = session
         self._seen_swaps = -1
+        self._cancelled = pointer(c_uint32())
 
     def _ready(self) -> Optional[int]:
         if self._seen_swaps != self._session._swaps:
@@ -211,6 +213,8 @@ class _SessionStrategy(Strategy):
             check(self._life.functions[name](instance, *arguments))
 
     def abort(self) -> None:
+        # Not the instance's own: a swap may end that at any time.
+        self._cancelled.contents.value = 1
         self._session.cancel()
 
     def close(self) -> None:
@@ -233,7 +237,7 @@ def _set_config(args: abi.stg_session_args, config: Config, folder: Path) -> Non
 def _overrides(given: Union[Mapping[str, Any], Sequence[str]]) -> list[str]:
     if isinstance(given, Mapping):
         return [f"{key}={json.dumps(value)}" for key, value in given.items()]
-    return list(given)
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _sources(given: Optional[Mapping[str, Union[Source, Mapping[str, Any]]]]) -> dict[str, Source]:
@@ -261,6 +265,7 @@ def _sigint(session: Session) -> Iterator[None]:
 
 # No call may be inside the library when the interpreter ends: its next callback would find none.
 _open: "weakref.WeakSet[Session]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_open.clear)  # nobody is inside there
 
 
 @atexit.register

@@ -22,6 +22,8 @@ class Source:
     """
 
     def __init__(self, num_samples: int, read: Read, *, any_thread: bool = False) -> None:
+        if not 1 <= num_samples < 2**63:
+            raise invalid_argument(f"num_samples is {num_samples}; at least one, and below 2^63")
         self.num_samples, self.read, self.any_thread = num_samples, read, any_thread
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import threading
 import time
 import weakref
@@ -65,6 +66,7 @@ class Strategy(Steps):
     def _start(self, life: _Instance, gate: Gate, failure: Failure, convert: Optional[Convert]) -> None:
         self._life, self._gate, self._failure, self._convert = life, gate, failure, convert
         self.timeout_s: Optional[float] = None
+        self._cancelled: Any = None  # a pointer to what ends calls once it isn't 0
 
     # --- life
 
@@ -89,7 +91,7 @@ class Strategy(Steps):
         gate.enter()
         try:
             instance = self._ready()
-            address = self._life.functions[name](instance, self._deadline() if self.timeout_s is not None else None, *arguments)
+            address = self._life.functions[name](instance, self._limits(), *arguments)
         finally:
             gate.leave()
         if address is not None or self._failure.is_kept:
@@ -100,9 +102,11 @@ class Strategy(Steps):
         """The instance, where a call may begin."""
         return self._life.address
 
-    def _deadline(self) -> Any:
-        assert self.timeout_s is not None
-        return byref(sized(abi.stg_call, deadline_ns=time.monotonic_ns() + max(1, int(self.timeout_s * 1e9))))
+    def _limits(self) -> Any:
+        if self.timeout_s is None and self._cancelled is None:
+            return None
+        deadline_ns = 0 if self.timeout_s is None else time.monotonic_ns() + max(1, int(self.timeout_s * 1e9))
+        return byref(sized(abi.stg_call, deadline_ns=deadline_ns, cancel=self._cancelled))
 
     def _query(self, name: str, *arguments: Any) -> None:
         """What may be asked at any time; from another thread, too, while a call is going on."""
@@ -251,6 +255,7 @@ def _absent(name: str) -> Callable[..., Any]:
 
 # No call may be inside a plugin when the interpreter ends, and no thread of its own is left.
 _open: "weakref.WeakSet[Strategy]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_open.clear)
 
 
 @atexit.register

@@ -79,7 +79,7 @@ class _Foreign(Opaque):
     """An object of somebody else's, which can be handed back and nothing else."""
 
     def __init__(self, address: int) -> None:
-        super().__init__(self)
+        super().__init__(None)
         self.address = address
         self.type_name = read_text(abi.stg_opaque.from_address(address).type_name)
 

@@ -16,6 +16,7 @@ from stratagem import Code, Error, _generated as abi, errors, services, sources,
 
 SKIPPED = 77
 SEQUENTIAL = os.environ.get("TEST_SEQUENTIAL", "")  # a strategy in plain C, without LibTorch
+SINGLE_DEVICE = os.environ.get("TEST_SINGLE_DEVICE", "")
 TOY = os.environ.get("TEST_TOY", "")  # a model of one weight w, whose loss is w times the mean of the inputs; without LibTorch
 
 
@@ -40,11 +41,28 @@ def quiet(*_):
     pass
 
 
+def session(changes=None, **options):
+    """Over `config`, with `numbers`."""
+    return stratagem.Session(config(**(changes or {})), **{"sources": numbers(), "log": quiet, **options})
+
+
+def weight(trained):
+    """The toy's, of a session or a strategy."""
+    return getattr(trained, "strategy", trained).export_state()["model"]["weight"].item()
+
+
+_unraisable = []
+sys.unraisablehook = lambda found: _unraisable.append(f"{found.err_msg or 'ignored'} {found.object!r}: {found.exc_value!r}")
+
+
 class Case(unittest.TestCase):
-    """A test after which nothing is held by the other side that isn't held here."""
+    """A test after which nothing is held by the other side that isn't held here, and nothing was raised where nobody could be told."""
 
     def tearDown(self):
         gc.collect()
+        found = _unraisable[:]
+        _unraisable.clear()
+        self.assertEqual(found, [])
         for name, held in (("tensors", tensors._held), ("trees", trees._moved), ("objects", trees._references), ("errors", errors._given),
                            ("sources", sources._lent)):
             self.assertEqual(dict(held), {}, f"{name} that nobody released")

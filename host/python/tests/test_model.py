@@ -10,12 +10,13 @@ class Line:
     def __init__(self, fails=""):
         self.parameters = {"w": floats(0.5), "b": floats(0)}
         self.buffers = {}
-        self.fails, self.trains = fails, None
+        self.fails, self.told = fails, []
 
     def set_mode(self, train):
-        self.trains = train
+        self.told.append(train)
 
     def step(self, batch, context):
+        self.told.append(context)
         if self.fails == "step":
             raise LookupError("in step")
         if self.fails == "nothing":
@@ -63,6 +64,45 @@ class Models(Case):
             self.assertAlmostEqual(w, found[0][0], 4)
             self.assertAlmostEqual(w, 2, 1)
             self.assertAlmostEqual(b, 1, 0)
+
+    def test_a_replica_is_told_how_it_is_made_and_what_a_step_is(self):
+        made, lines = [], []
+
+        def replicate(args):
+            made.append(args)
+            lines.append(Line())
+            return lines[-1]
+
+        with stratagem.Strategy(stratagem.Plugin(SEQUENTIAL), config={"devices": 2, "seed": 7, "optimizer": {"name": "sgd", "lr": 0.1}}) as one:
+            line = stratagem.PythonModel(replicate)
+            one.setup(line)
+            line.close()
+            one.train_batch(BATCH, lr=0.1, batch_index=5, global_step=6)
+            one.predict_step(BATCH, batch_index=8)
+        self.assertEqual([(args.device, args.replica, args.num_replicas, args.seed) for args in made], [((1, 0), 0, 2, 7), ((1, 1), 1, 2, 7)])
+        for replica, line in enumerate(lines):
+            self.assertEqual(line.told, [True, stratagem.StepContext("fit", True, 5, 6, replica), False, stratagem.StepContext("predict", False, 8, 0, replica)])
+
+    def test_a_loss_may_be_a_sum_and_a_share_weigh_what_the_model_says(self):
+        class Shared(Line):
+            def step(self, batch, context):
+                output = super().step(batch, context)
+                return stratagem.StepOutput(output.outputs, output.graph, denominator=len(batch["x"].tolist()) ** 2)
+
+        weights = {}
+        for name, kind, loss in (("mean", Line, "mean"), ("sum", Line, "sum"), ("denominator", Shared, "mean")):
+            with stratagem.Strategy(stratagem.Plugin(SEQUENTIAL), config={"devices": 2, "optimizer": {"name": "sgd", "lr": 0.1}}) as made:
+                line = stratagem.PythonModel(lambda args, kind=kind: kind(), loss=loss)
+                made.setup(line)
+                line.close()
+                weights[name] = made.train_batch({name: values[:3] for name, values in BATCH.items()}, lr=0.01)[0].weights
+                weights[f"{name} w"] = made.export_state()["model"]["w"].item()
+        # Shares of two rows and one: gradients of w -10.5 and -33 (see Line.backward).
+        for name, expected in (("mean", 0.5 + 0.01 * (2 * 10.5 + 33) / 3), ("sum", 0.5 + 0.01 * (10.5 + 33)), ("denominator", 0.5 + 0.01 * (4 * 10.5 + 33) / 5)):
+            self.assertAlmostEqual(weights[f"{name} w"], expected, 5, name)
+        self.assertEqual((weights["mean"], weights["denominator"]), ((2, 1), (4, 1)))
+        with self.assertError(Code.INVALID_ARGUMENT, "mean, sum"):
+            stratagem.PythonModel(Line, loss="max")
 
     def test_a_graph_that_is_not_used_is_let_go(self):
         with trained(2) as made:

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A strategy driven by a loop of Python's own: a strategy in plain C and the toy model, without LibTorch."""
+import ctypes
+import gc
+import json
+import logging
 import os
 import subprocess
+import tempfile
 import threading
+import weakref
 
 from support import *  # noqa: F403
 
@@ -20,19 +26,16 @@ def trained(num_devices=2, w=10.0, **options):
     return made
 
 
-def weight(made):
-    return made.export_state()["model"]["weight"].item()
-
-
 class Queries(Case):
     def test_a_strategy_tells_what_it_is(self):
         with strategy(3) as made:
             self.assertEqual(made.devices(), [(1, 0), (1, 1), (1, 2)])
             self.assertEqual((made.ranks().world_size, made.status().state), (1, "created"))
         with trained() as made:
-            self.assertEqual(made.status().state, "fit")
-            (parameter,), buffers = made.describe_parameters()
-            self.assertEqual((parameter.names, parameter.shape, parameter.requires_grad, buffers), (("weight",), (1, 1), True, []))
+            self.assertEqual(made.status(), stratagem.Status("fit", 0, 0, False))
+            self.assertEqual(made.describe_parameters(), ([stratagem.Parameter(("weight",), (1, 1), True, True)], []))
+            made.teardown()
+            self.assertEqual(made.status().state, "created")
 
 
 class Data(Case):
@@ -49,10 +52,11 @@ class Data(Case):
             out = made.batch_to_device(floats(1, 2))
         self.assertEqual(out.tolist(), [1, 2])
 
-    def test_decisions_and_barriers(self):
-        with strategy() as made:
-            made.barrier("here")
-            self.assertEqual((made.reduce_boolean_decision(True), made.reduce_boolean_decision(False, "any")), (True, False))
+    def test_what_comes_out_is_converted(self):
+        with strategy(convert=lambda tensor: tensor.tolist()) as made:
+            self.assertEqual([getattr(made, name)({"x": floats(1, 2)}) for name in ("broadcast", "batch_to_device")], [{"x": [1, 2]}] * 2)
+        with trained(convert=lambda tensor: tensor.tolist()) as made:
+            self.assertEqual(made.train_batch({"inputs": floats(2)}, lr=1)[0].outputs, {"loss": 20})
 
     def test_wrong_words_are_refused_with_those_that_there_are(self):
         with strategy() as made:
@@ -97,14 +101,12 @@ class Training(Case):
             self.assertEqual(made.train_batch({"inputs": floats(3)}, lr=1)[1].outcome, "done")
             self.assertEqual(weight(made), 8)
 
-    def test_an_announced_batch_is_used_by_its_ticket(self):
+    def test_gathered_gradients_are_dropped_by_zero_grad(self):
         with trained() as made:
-            try:
-                ticket = made.announce_batch({"inputs": floats(4)})
-            except Error as error:
-                return self.assertEqual(error.code, Code.UNIMPLEMENTED)  # a strategy need not have it
-            made.train_batch(announced=ticket, lr=1)
-            self.assertEqual(weight(made), 6)
+            made.train_batch({"inputs": floats(1)}, last=False)
+            made.zero_grad()
+            made.train_batch({"inputs": floats(3)}, lr=1)
+            self.assertEqual(weight(made), 7)
 
     def test_evaluation_changes_nothing(self):
         with trained() as made:
@@ -147,6 +149,69 @@ class Gradients(Case):
                 made.reduce_gradients([stratagem.GradientSet([memoryview(floats(1)).toreadonly()])])
 
 
+class Services(Case):
+    NOTHING = {"inputs": floats(0)}  # no sample counts: the update is skipped, which is logged
+
+    def made(self, **services):
+        made = strategy(services=stratagem.Services(**services))
+        model = stratagem.Plugin(TOY).model(options={"counts": True})
+        made.setup(model)
+        model.close()
+        return made
+
+    def test_a_plugins_log_is_told(self):
+        told = []
+        with self.made(log=lambda *one: told.append(one)) as made:
+            self.assertEqual(made.train_batch(self.NOTHING, lr=1)[1].outcome, "skipped: no weight")
+        self.assertEqual(told, [(logging.WARNING, "all denominators were 0: the update is skipped", {})])
+
+    def test_without_a_log_it_goes_to_logging(self):
+        with self.assertLogs("stratagem", logging.WARNING) as told, self.made() as made:
+            made.train_batch(self.NOTHING, lr=1)
+        self.assertIn("all denominators were 0", told.output[0])
+
+    def test_what_a_log_raises_is_raised_when_the_call_is_over(self):
+        with self.made(log=lambda *_: 1 / 0) as made:
+            with self.assertRaises(ZeroDivisionError):
+                made.train_batch(self.NOTHING, lr=1)
+            made.barrier()
+
+    def test_fields_progress_and_traces_are_told(self):
+        told = []
+        given = stratagem.Services(log=lambda *one: told.append(one), progress=lambda *one: told.append(one), trace=lambda *one: told.append(one))
+        table = given.pointer.contents
+        with trees.Tree({"a": 1}, moved=False) as fields:
+            table.log(table.self, abi.STG_LOG_ERROR, errors.text("here"), fields)
+        table.progress(table.self, errors.text("saving"), 1, 2)
+        table.trace_begin(table.self, errors.text("step"), 3)
+        table.trace_end(table.self, errors.text("step"), 3)
+        self.assertEqual(told, [(logging.ERROR, "here", {"a": 1}), ("saving", 1, 2), ("step", 3, True), ("step", 3, False)])
+
+    def test_a_model_is_made_with_them(self):
+        told, table, kinds = [], abi.stg_model(), dict(abi.stg_model_factory._fields_)
+
+        @kinds["create"]
+        def create(options, host, out):
+            host.contents.log(host.contents.self, abi.STG_LOG_INFO, options, None)
+            out[0] = ctypes.pointer(table)
+
+        plugin = stratagem.Plugin(TOY)
+        plugin._models["mine"] = abi.stg_model_factory(create=create)
+        plugin.model("mine", {"a": 1}, stratagem.Services(log=lambda *one: told.append(one)))
+        self.assertEqual(told, [(logging.INFO, '{"a": 1}', {})])
+
+    def test_they_live_as_long_as_a_plugin_holds_them(self):
+        given = stratagem.Services(log=quiet)
+        dead, table = weakref.ref(given), given.pointer.contents.self
+        services._retain(table)
+        del given
+        gc.collect()
+        self.assertIsNotNone(dead())
+        services._release(table)
+        gc.collect()
+        self.assertIsNone(dead())
+
+
 class Misuse(Case):
     def test_a_closed_strategy_is_an_error(self):
         made = trained()
@@ -181,24 +246,10 @@ class Misuse(Case):
         self.assertEqual(found, [Code.FAILED_PRECONDITION] * 2)
         made.close()
 
-    def test_closing_while_a_call_goes_on_leaves_the_end_to_it(self):
-        made = strategy()
-        with made._gate:
-            made.close()
-            self.assertIsNotNone(made._life.address)
-        self.assertIsNone(made._life.address)
-
     def test_a_function_that_is_not_there_is_unimplemented(self):
         with trained() as made, self.assertError(Code.UNIMPLEMENTED, "gradients"):
             made.train_batch({"inputs": floats(1)}, last=False)
             made.gradients()
-
-    def test_what_a_log_raises_is_raised_when_the_call_is_over(self):
-        services = stratagem.Services(log=lambda *_: 1 / 0)
-        services._callbacks[0](None, abi.STG_LOG_INFO, abi.stg_string(), None)  # as a plugin would
-        with self.assertRaises(ZeroDivisionError):
-            services.failure.raise_it()
-        services.failure.raise_it()
 
     def test_garbage_in_a_config_is_told(self):
         with self.assertError(Code.INVALID_ARGUMENT, "devices"):
@@ -208,9 +259,13 @@ class Misuse(Case):
 
     def test_a_deadline_that_has_passed_does_not_harm(self):
         with trained() as made:
-            made.timeout_s = 3600
-            made.barrier()
+            made.timeout_s = 1e-9
+            for call in (made.barrier, lambda: made.train_batch({"inputs": floats(1)}, lr=1)):
+                with self.assertError(Code.DEADLINE_EXCEEDED, "the deadline passed"):
+                    call()
+            made.timeout_s = None
             made.train_batch({"inputs": floats(1)}, lr=1)
+            self.assertEqual(weight(made), 9)
 
     def test_only_the_callers_thread_runs(self):
         with trained(caller_thread_only=True) as made:
@@ -236,9 +291,30 @@ class Loading(Case):
     def test_plugins_are_listed_and_described(self):
         self.assertEqual(stratagem.inspect_plugin(SEQUENTIAL)["strategies"], ["sequential"])
         self.assertEqual([s["name"] for s in stratagem.describe_plugin(SEQUENTIAL)["strategies"]], ["sequential"])
-        self.assertIn("folders", stratagem.list_plugins())
-        self.assertIn("properties", stratagem.config_schema())
-        self.assertEqual(stratagem.Plugin(TOY).models, ["toy"])
+        self.assertIn("strategy", stratagem.config_schema()["properties"])
+        toy, sequential = stratagem.Plugin(TOY), stratagem.Plugin(SEQUENTIAL)
+        self.assertEqual((toy.name, toy.version, toy.path, toy.models, toy.strategies), ("toy_model", "1.0.0", TOY, ["toy"], []))
+        self.assertEqual((sequential.strategies, sequential.models), (["sequential"], []))
+        with self.assertError(Code.INVALID_ARGUMENT, "no model 'other'", "available: toy"):
+            toy.model("other")
+        self.assertEqual(stratagem.version(), "1.0.0")
+
+    def test_a_configs_folders_are_searched(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "config.json")
+            path.write_text(json.dumps({"plugin_path": [str(pathlib.Path(TOY).parent)]}))
+            found = stratagem.list_plugins(path)
+            self.assertIn(str(pathlib.Path(TOY).resolve()), [str(pathlib.Path(plugin["path"]).resolve()) for plugin in found["plugins"]])
+            self.assertNotIn(TOY, [plugin["path"] for plugin in stratagem.list_plugins()["plugins"]])
+
+    def test_schemas_of_options_are_told(self):
+        code = "import stratagem; print(stratagem.options_schema('sequential')['type'], sorted(stratagem.options_schema('toy', 'model')['properties'])[0])"
+        folders = ":".join(str(pathlib.Path(path).parent) for path in (SEQUENTIAL, TOY))
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                               env={**os.environ, "STRATAGEM_PLUGIN_PATH": folders, "PYTHONPATH": str(HERE.parent)})
+        self.assertEqual(found.stdout, "object counts\n", found.stderr)
+        with self.assertError(Code.INVALID_ARGUMENT, "'models'", '"strategy" and "model"'):
+            stratagem.options_schema("toy", "models")
 
     def test_a_library_that_is_missing_or_no_libstratagem_is_told(self):
         for path in ("/nowhere/libstratagem.so", SEQUENTIAL):

@@ -165,9 +165,21 @@ class Numbers(Case):
         self.assertEqual(sorted(seen), list(range(ROWS)))
         self.assertNotEqual(seen, sorted(seen))
 
+        values = torch.arange(4)
+        for rows in ([3, 1], [1, 2]):
+            self.assertEqual(stratagem.Arrays({"x": values}).read(rows)["x"].tolist(), rows)
+
     def test_reduced_values_are_numbers(self):
         with stratagem.Strategy(stratagem.Plugin(DATA_PARALLEL), config={"accelerator": "cpu", "devices": 2}) as made:
-            self.assertEqual(made.reduce({"x": torch.tensor([1.0, 2, 6])}, "mean")["x"].item(), 3)
+            for op, number in (("mean", 3), ("sum", 9), ("min", 1), ("max", 6)):
+                self.assertEqual(made.reduce({"x": torch.tensor([1.0, 2, 6])}, op)["x"].item(), number)
+
+    def test_an_announced_batch_is_trained_on(self):
+        batch = {name: tensor[:8] for name, tensor in data().items()}
+        with session({"data": {}}, own_loop=True, sources=None) as run:
+            start = weights(run)
+            run.strategy.train_batch(announced=run.strategy.announce_batch(batch), lr=0.1)
+            self.assertClose(weights(run), train_in_torch(start, [batch]))
 
 
 class Files(Case):
@@ -231,6 +243,40 @@ class Modules(Case):
         self.assertEqual(found.keys(), expected.keys())
         for name, tensor in found.items():
             torch.testing.assert_close(tensor, expected[name], rtol=1e-12, atol=1e-14)
+
+    def test_a_modules_loss_may_be_a_sum(self):
+        batch = {name: tensor[:8] for name, tensor in data().items()}
+
+        def step(module, batch, stage):
+            return self.step(module, batch, stage) * len(batch["targets"])
+
+        with session({"model": {"kind": "host"}, "data": {}}, own_loop=True, sources=None,
+                     model=stratagem.TorchModel(lambda: torch.nn.Sequential(torch.nn.Linear(PIXELS, CLASSES)), step, loss="sum")) as run:
+            start = {f"linear.{name[2:]}": tensor for name, tensor in weights(run).items()}
+            run.strategy.train_batch(batch, lr=0.1 / 8)
+            after = {f"linear.{name[2:]}": tensor for name, tensor in weights(run).items()}
+        for name, tensor in train_in_torch(start, [batch]).items():
+            torch.testing.assert_close(after[name], tensor, rtol=1e-12, atol=1e-14)
+
+    def test_a_module_begins_as_the_seed_says_and_in_the_dtype_of_the_run(self):
+        found = []
+        for seed in (1, 1, 2):
+            stages = []
+
+            def step(module, batch, stage):
+                stages.append((stage, module.training, torch.is_grad_enabled()))
+                return self.step(module, batch, stage)
+
+            with session({"model": {"kind": "host"}, "seed": seed, "data": {}}, own_loop=True, sources=None, model=stratagem.TorchModel(self.make, step)) as run:
+                found.append(weights(run)["0.weight"])
+                buffers = [buffer.names[0] for buffer in run.strategy.describe_parameters()[1]]
+                batch = {name: tensor[:8] for name, tensor in data().items()}
+                run.strategy.train_batch(batch, lr=0.1)
+                run.strategy.validation_step(batch)
+            self.assertEqual(stages, [("fit", True, True)] * 2 + [("validate", False, False)] * 2)
+        self.assertEqual((found[0].dtype, buffers), (torch.float64, ["2.running_mean", "2.running_var", "2.num_batches_tracked"]))
+        self.assertTrue(torch.equal(found[0], found[1]))
+        self.assertFalse(torch.equal(found[0], found[2]))
 
     def test_what_a_module_raises_on_a_replicas_thread_is_the_cause(self):
         def step(module, batch, stage):

@@ -31,6 +31,33 @@ class Values(Case):
         opaque = stratagem.Opaque(object())
         self.assertIs(through([opaque])[0], opaque)
 
+    def test_an_object_of_somebody_elses_is_handed_back(self):
+        kind, count = dict(abi.stg_opaque._fields_), [1]
+        retain, release = kind["retain"](lambda _: count.append(1)), kind["release"](lambda _: count.pop())
+        theirs = abi.stg_opaque(ctypes.sizeof(abi.stg_opaque), errors.text("theirs"), retain, release)
+        tree = Tree([None])
+        tree.abi.root.as_.items[0].type, tree.abi.root.as_.items[0].as_.opaque = abi.STG_OPAQUE, ctypes.pointer(theirs)
+        (found,) = take_tree(tree.abi)
+        self.assertEqual((found.type_name, len(count)), ("theirs", 1))
+        with Tree(found, moved=False) as given:
+            self.assertEqual((ctypes.addressof(given.contents.root.as_.opaque.contents), len(count)), (ctypes.addressof(theirs), 2))
+        self.assertEqual(len(count), 1)
+        del found
+        self.assertEqual(count, [])
+
+    def test_objects_are_reduced_by_their_own_function(self):
+        for reduce, expected in ((sum, 5), (lambda _: 1 / 0, None)):
+            with Tree([stratagem.Opaque(2, reduce), stratagem.Opaque(3, reduce)], moved=False) as tree:
+                items = tree.contents.root.as_.items
+                objects, out = (ctypes.POINTER(abi.stg_opaque) * 2)(items[0].as_.opaque, items[1].as_.opaque), abi.stg_value(abi.STG_OPAQUE)
+                address = objects[0].contents.reduce(objects, 2, ctypes.pointer(out.as_.opaque))
+                if expected is None:
+                    with self.assertError(Code.UNKNOWN, "ZeroDivisionError"):
+                        errors.check(address)
+                else:
+                    self.assertEqual((address, take_tree(abi.stg_tree(out)).value), (None, expected))
+                    out.as_.opaque.contents.release(out.as_.opaque)
+
     def test_what_is_no_value_is_refused_with_its_place(self):
         for value, parts in (({"a": [1, object()]}, ["/a/1", "builtins.object", "Opaque"]), ({1: 2}, ["the key 1 is no str"]),
                              ([2**63], ["/0", "64 bits"]), ({"a": "\ud800"}, ["/a", "no valid text"])):
@@ -51,7 +78,7 @@ class Values(Case):
             lent = trees.Borrowed(tree.contents.root)
             tensor, copy = lent.value["x"], lent.value["x"].copy()
             self.assertEqual(tensor.tolist(), [1, 2])
-            self.assertNotEqual(tensor.data_ptr, copy.data_ptr)
+            self.assertEqual(len({tensor.data_ptr, copy.data_ptr, through(tensor).data_ptr}), 3)
             lent.expire()
         with self.assertError(Code.FAILED_PRECONDITION, "lent for the time of a callback"):
             tensor.tolist()
@@ -75,10 +102,42 @@ class Buffers(Case):
         values = array.array("f", [1])
         view = through(values).buffer()
         with self.assertRaises(BufferError):
-            values.append(2)  # the buffer is exported
+            values.append(2)  # would move what the view is of
         self.assertEqual(view[0], 1)
         del view
         values.append(2)
+
+    def test_a_tensor_tells_what_it_is(self):
+        found = through(memoryview(array.array("i", range(6))).cast("B").cast("i", [2, 3]))
+        self.assertEqual((repr(found), found.shape, found.strides, found.device, found.__dlpack_device__()),
+                         ("Tensor(int32, (2, 3))", (2, 3), (3, 1), (1, 0), (1, 0)))
+        self.assertEqual((through(floats(5)).item(), through(memoryview(floats(5)).cast("B").cast("f", [1, 1])).item()), (5, 5))
+        with self.assertError(Code.INVALID_ARGUMENT, "6 elements, not one"):
+            found.item()
+
+    def test_a_copy_has_memory_of_its_own_and_the_same_strides(self):
+        values = array.array("i", range(6))
+        found = through(memoryview(values)[::2])
+        copied = found.copy()
+        self.assertEqual((copied.shape, copied.strides), ((3,), (2,)))
+        values[2] = 7
+        self.assertEqual(ctypes.c_int.from_address(copied.data_ptr + 8).value, 2)
+
+    def test_what_can_not_be_handed_out_is_told(self):
+        found, read_only = through(memoryview(array.array("i", range(6)))[::2]), through(memoryview(b"abc").cast("b"))
+        for call, part in ((found.buffer, "strides"), (lambda: found.__dlpack__(dl_device=(2, 0)), "not (2, 0)"),
+                           (lambda: found.__dlpack__(stream=5), "stream"), (read_only.__dlpack__, "read-only")):
+            with self.assertRaisesRegex(BufferError, part.replace("(", r"\(").replace(")", r"\)")):
+                call()
+        self.assertTrue(read_only.buffer().readonly)
+        self.assertFalse(through(floats(1)).buffer().readonly)
+
+    def test_a_capsule_says_what_it_is(self):
+        found, read_only = through(floats(1)), through(memoryview(b"abc").cast("b"))
+        for tensor, options, flags in ((found, {}, 0), (found, {"copy": True}, abi.STG_TENSOR_IS_COPIED), (read_only, {}, abi.STG_TENSOR_READ_ONLY)):
+            capsule = tensor.__dlpack__(max_version=(1, 0), **options)
+            view = abi.stg_tensor.from_address(tensors._capsule_pointer(capsule, tensors._VERSIONED))
+            self.assertEqual((view.flags, view.view.data == tensor.data_ptr), (flags, "copy" not in options))
 
     def test_a_buffer_that_is_no_tensor_is_refused(self):
         class Record(ctypes.Structure):
@@ -159,6 +218,7 @@ class Arrays(Case):
 class Errors(Case):
     def test_an_exception_comes_back_as_the_cause(self):
         for raised, code in ((ValueError("odd"), Code.INVALID_ARGUMENT), (MemoryError(), Code.RESOURCE_EXHAUSTED), (KeyError("k"), Code.OUT_OF_RANGE),
+                             (FileNotFoundError("f"), Code.NOT_FOUND), (PermissionError("p"), Code.PERMISSION_DENIED), (TypeError("t"), Code.INVALID_ARGUMENT),
                              (NotImplementedError("n"), Code.UNIMPLEMENTED), (RuntimeError("r"), Code.UNKNOWN), (Error(Code.DATA_LOSS, "d"), Code.DATA_LOSS)):
             with self.assertError(code) as caught:
                 errors.check(errors.give_error(raised))
