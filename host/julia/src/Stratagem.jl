@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Stratagem for Julia: strategies by the ABI alone (Plugin, Strategy), runs through libstratagem (Session), models written in Julia (Model).
+# Stratagem for Julia: strategies by the ABI (Plugin, Strategy), runs through libstratagem (Session), models written in Julia (Model).
 
 """
 Training strategies behind a stable C ABI.

@@ -142,6 +142,25 @@ function guarded(body)
     end
 end
 
+"Runs the body of a callback that can return no error: what it throws is kept for the call that it happened in."
+function kept(body, thrown)
+    try
+        body()
+    catch exception
+        push!(thrown, CapturedException(exception, catch_backtrace()))
+    end
+    nothing
+end
+
+"Throws what a call returned; where that is success, the first of what was `kept` in it."
+function check(error::Ptr{stg_error}, thrown::Vector{Exception})
+    isempty(thrown) && return check(error)
+    first_thrown = first(thrown)
+    empty!(thrown)
+    check(error)
+    throw(first_thrown)
+end
+
 nothing_to_release(::Ptr{stg_error}) = nothing
 
 function init_errors()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Finding and entering a plugin. A library is never closed again: what it made may live on.
+# Opening a plugin. A library is never closed again: what it made may live on.
 
 struct StrategyFactory
     name::String
@@ -21,7 +21,8 @@ end
 """
     Plugin(path)
 
-Opens a plugin by the ABI alone. [`load_plugin`](@ref) does the same with libstratagem's checks (its note is read before any of it runs).
+Opens a plugin file. libstratagem checks it before the loader maps it: that it is whole, its note, who can write to it, and its LibTorch against one that
+is there already.
 """
 struct Plugin
     path::String
@@ -31,10 +32,11 @@ struct Plugin
     models::Vector{ModelFactory}
 end
 
-Plugin(path::AbstractString) = Plugin(String(path), probe(String(path)))
-
-function Plugin(path::String, table::Ptr{stg_plugin})
-    plugin = read_growing(table)
+function Plugin(file::AbstractString)
+    path, table = String(file), Ref(Ptr{stg_plugin}(0))
+    release_pending()
+    GC.@preserve path check(@library stg_load_plugin borrow(path) table)
+    plugin = read_growing(table[])
     factories(first, count) = [unsafe_load(first, i) for i in 1:count]
     Plugin(path, String(plugin.name), String(plugin.version),
            [StrategyFactory(read_growing(Ptr{stg_strategy_factory}(p))) for p in factories(plugin.strategies, plugin.num_strategies)],
@@ -57,25 +59,6 @@ function find_factory(factories, plugin::Plugin, name, kind)
     found = findfirst(factory -> factory.name == name, factories)
     found === nothing || return factories[found]
     throw(StratagemError(STG_NOT_FOUND, "$(plugin.path) offers no $kind \"$name\"; it offers: $(join(map(f -> f.name, factories), ", "))"))
-end
-
-const HOST_NAME = "Stratagem.jl"
-
-function probe(path::String)
-    library = try
-        dlopen(path, RTLD_NOW | RTLD_LOCAL)
-    catch exception  # its message is the loader's own
-        throw(StratagemError(isfile(path) ? STG_FAILED_PRECONDITION : STG_NOT_FOUND, sprint(showerror, exception)))
-    end
-    symbol = dlsym(library, STG_PLUGIN_PROBE_SYMBOL; throw_error = false)
-    symbol === nothing && throw(StratagemError(STG_FAILED_PRECONDITION, "$path has no function $STG_PLUGIN_PROBE_SYMBOL: it is no plugin"))
-    text = zeros(UInt8, 1024)
-    request = Ref(make(stg_probe_request, (abi_major = STG_ABI_MAJOR, max_minor = STG_ABI_MINOR, host_name = borrow(HOST_NAME))))
-    reply = Ref(make(stg_probe_reply, (text = pointer(text), text_capacity_bytes = length(text))))
-    answer = GC.@preserve text @slot stg_plugin_probe_fn symbol request reply
-    answer == STG_PROBE_ACCEPTED || throw(StratagemError(
-        STG_FAILED_PRECONDITION, "$path refuses this host: $(GC.@preserve text unsafe_string(pointer(text)))"))
-    Ptr{stg_plugin}(reply[].plugin)
 end
 
 # --- a library's model

@@ -39,14 +39,6 @@ config_schema() = json_of(out -> @library stg_config_schema out)
 options_schema(name::String; is_model::Bool = false) =
     GC.@preserve name json_of(out -> @library stg_options_schema borrow(name) is_model out)
 
-"Opens a plugin after every check: its note is read before any of it runs, and its LibTorch compared with one that is there."
-function load_plugin(path::String)
-    out = Ref(Ptr{stg_plugin}(0))
-    release_pending()
-    GC.@preserve path check(@library stg_load_plugin borrow(path) out)
-    Plugin(path, out[])
-end
-
 # --- what a session calls
 
 """
@@ -97,22 +89,15 @@ progress_of(p::Ptr{stg_progress}) = progress_of(read_growing(p))
 progress_of(p::stg_progress) = (stage = keys(STAGES)[p.stage+1], epoch = Int(p.epoch), max_epochs = Int(p.max_epochs), batch = Int(p.batch),
                                 num_batches = Int(p.num_batches), step = Int(p.step), max_steps = Int(p.max_steps), loss = p.loss)
 
-function on_event(body, self)
-    handle = unsafe_pointer_to_objref(self)::EventsHandle
-    try
-        body(handle.functions)
-    catch exception
-        push!(handle.thrown, CapturedException(exception, catch_backtrace()))
-    end
-    nothing
+events_of(self) = unsafe_pointer_to_objref(self)::EventsHandle
+functions_of(self) = events_of(self).functions
+event_log(self::Ptr{Cvoid}, level::UInt32, message::stg_string) =
+    kept(() -> functions_of(self).log(LOG_LEVELS[level], String(message)), events_of(self).thrown)
+event_progress(self::Ptr{Cvoid}, p::Ptr{stg_progress}) = guarded(() -> functions_of(self).progress(progress_of(p)))
+event_metrics(self::Ptr{Cvoid}, line::stg_string) = guarded(() -> functions_of(self).metrics(JSON.parse(String(line))))
+event_swap(self::Ptr{Cvoid}, step::Int64, strategy::stg_string, error::Ptr{stg_error}) = guarded() do
+    functions_of(self).swap(Int(step), JSON.parse(String(strategy)), error == C_NULL ? nothing : read_error(error))
 end
-event_log(self::Ptr{Cvoid}, level::UInt32, message::stg_string) = on_event(f -> f.log(LOG_LEVELS[level], String(message)), self)
-event_progress(self::Ptr{Cvoid}, p::Ptr{stg_progress}) = on_event(f -> f.progress(progress_of(p)), self)
-event_metrics(self::Ptr{Cvoid}, line::stg_string) = on_event(f -> f.metrics(JSON.parse(String(line))), self)
-event_swap(self::Ptr{Cvoid}, step::Int64, strategy::stg_string, error::Ptr{stg_error}) = on_event(self) do f
-    f.swap(Int(step), JSON.parse(String(strategy)), error == C_NULL ? nothing : read_error(error))
-end
-functions_of(self) = (unsafe_pointer_to_objref(self)::EventsHandle).functions
 event_batch_start(self::Ptr{Cvoid}, p::Ptr{stg_progress}) = guarded(() -> functions_of(self).batch_start(progress_of(p)))
 event_batch_end(self::Ptr{Cvoid}, p::Ptr{stg_progress}, outputs::Ptr{stg_value}) =
     guarded(() -> functions_of(self).batch_end(progress_of(p), outputs == C_NULL ? nothing : unpack(outputs, false)))
@@ -157,6 +142,7 @@ function Session(config; folder::AbstractString = pwd(), overrides = [], stage::
     isempty(unknown) || throw(ArgumentError("no event $(join(unknown, ", ")); there are $(join(EVENTS, ", "))"))
     caller_thread_only || (model === nothing && !haskey(events, :log)) ||
         throw(ArgumentError("a model or a log event of Julia's needs caller_thread_only = true: other threads can't call Julia"))
+    stage_number = choose(STAGES, stage)
     is_file = config isa AbstractString && endswith(config, ".json")
     texts = [is_file ? String(config) : "", is_file ? "" : config_text(config), abspath(folder), String(checkpoint), String(output)]
     overriding = String[string(key, "=", value isa AbstractString ? value : JSON.text(value)) for (key, value) in overrides]
@@ -172,25 +158,18 @@ function Session(config; folder::AbstractString = pwd(), overrides = [], stage::
     GC.@preserve texts overriding override_strings handle table source_pointers begin
         args = make(stg_session_args, (
             config_path = borrow(texts[1]), config_text = borrow(texts[2]), config_folder = is_file ? zero_of(stg_string) : borrow(texts[3]),
-            overrides = pointer(override_strings), num_overrides = length(overriding), stage = choose(STAGES, stage),
+            overrides = pointer(override_strings), num_overrides = length(overriding), stage = stage_number,
             checkpoint = borrow(texts[4]), events = handle === nothing ? C_NULL : pointer_from_objref(handle), output = borrow(texts[5]),
             flags = flags, model = pointer_of(table), sources = pointer(source_pointers), num_sources = length(source_pointers)))
         error = @library stg_session_open Ref(args) out
-        rethrow_event(handle, error)
     end
     session = Session(out[], handle, nothing)
     finalizer(queue_close, session)
+    check(error, thrown_by(handle))  # a log event may have thrown, though it is open
     session
 end
-
-function rethrow_event(handle, error)
-    if handle !== nothing && !isempty(handle.thrown)
-        first_thrown = popfirst!(handle.thrown)
-        empty!(handle.thrown)
-        error == C_NULL && throw(first_thrown)
-    end
-    check(error)
-end
+thrown_by(::Nothing) = Exception[]
+thrown_by(events::EventsHandle) = events.thrown
 
 # The events stay until the handle is closed: closing may still log.
 function queue_close(session::Session)
@@ -208,7 +187,7 @@ end
 function session_call(call, session::Session; goes_on = true)
     release_pending()
     goes_on && end_lent(session)
-    GC.@preserve session rethrow_event(session.events, call(session.handle))
+    GC.@preserve session check(call(session.handle), thrown_by(session.events))
 end
 end_lent(session) = session.lent === nothing ? nothing : (session.lent.self = C_NULL; session.lent = nothing)
 

@@ -164,13 +164,7 @@ parameters_changed(strategy::Strategy; timeout = nothing) = owner(strategy, Val(
 function gradients(strategy::Strategy; timeout = nothing)
     out = Ref(zero_of(stg_tree))
     owner(strategy, Val(:gradients), deadline(timeout), out)
-    # Views are valid only until the next call, so they are read as what is borrowed is: by copying.
-    GC.@preserve out begin
-        p = Base.unsafe_convert(Ptr{stg_tree}, out)
-        copied = unpack(Ptr{stg_value}(p), false)
-        @slot stg_tree_release out[].release p
-        copied
-    end
+    take_tree!(out; copies = true)  # views are valid only until the next call
 end
 
 # --- gradients of one's own

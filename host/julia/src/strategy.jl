@@ -96,15 +96,7 @@ end
     release_pending()
     error = raw(strategy, slot, arguments...)
     strategy.busy[] = 0
-    isempty(strategy.thrown) || throw_first(strategy, error)
-    check(error)
-end
-
-@noinline function throw_first(strategy, error)
-    first_thrown = popfirst!(strategy.thrown)
-    empty!(strategy.thrown)
-    error == C_NULL || check(error)
-    throw(first_thrown)
+    check(error, strategy.thrown)
 end
 
 "A call that may come from any task at any time."
@@ -145,12 +137,7 @@ pointer_of(host::HostServices) = Ptr{stg_host}(pointer_from_objref(host))
 
 function host_log(self::Ptr{Cvoid}, level::UInt32, message::stg_string, ::Ptr{stg_tree})
     host = unsafe_pointer_to_objref(self)::HostServices
-    try
-        host.log(LOG_LEVELS[level], String(message))
-    catch exception
-        push!(host.thrown, CapturedException(exception, catch_backtrace()))
-    end
-    nothing
+    kept(() -> host.log(LOG_LEVELS[level], String(message)), host.thrown)
 end
 const LOG_LEVELS = [:debug, :info, :warning, :error]
 

@@ -152,18 +152,18 @@ pack_value(packing, x) = refuse(packing, "is a $(typeof(x)), which can't cross; 
 
 # --- from C
 
-"The Julia value of a tree that is ours: its tensors are taken out, the rest is released. The caller's struct is empty then."
-function take_tree!(tree::Ptr{stg_tree})
+"The Julia value of a tree that is ours: its tensors are taken out, or copied, the rest is released. The caller's struct is empty then."
+function take_tree!(tree::Ptr{stg_tree}; copies::Bool = false)
     content = unsafe_load(tree)
     owned = content.release != C_NULL
     try
-        return unpack(Ptr{stg_value}(tree), owned)
+        return unpack(Ptr{stg_value}(tree), owned && !copies)
     finally
         owned && @slot stg_tree_release content.release tree
         unsafe_store!(tree, zero_of(stg_tree))
     end
 end
-take_tree!(tree::Ref{stg_tree}) = GC.@preserve tree take_tree!(Base.unsafe_convert(Ptr{stg_tree}, tree))
+take_tree!(tree::Ref{stg_tree}; options...) = GC.@preserve tree take_tree!(Base.unsafe_convert(Ptr{stg_tree}, tree); options...)
 
 "The Julia value at `p`. `owned`: its tensors are moved to Julia, and their slots emptied; else they are copied."
 function unpack(p::Ptr{stg_value}, owned::Bool)

@@ -2,20 +2,31 @@
 
 include("linear_model.jl")
 
-@testset "a file that is no plugin, or a faulty one, is refused in words" begin
+@testset "a file that is no plugin, or a faulty one, is refused in words before any of it runs" begin
+    refused(path, words...) = fails(() -> Plugin(path), S.STG_FAILED_PRECONDITION, path, words...)
     @test fails(() -> Plugin("/nowhere/x.so"), S.STG_NOT_FOUND, "/nowhere/x.so")
-    @test fails(() -> Plugin(@__FILE__), S.STG_FAILED_PRECONDITION, "faults.jl")
-    @test fails(() -> Plugin("libm.so.6"), S.STG_FAILED_PRECONDITION, "stg_plugin_probe", "no plugin") ||
-          fails(() -> Plugin("libm.so.6"), S.STG_NOT_FOUND, "libm")
-    bad(name) = joinpath(ENV["STRATAGEM_TEST_BAD_PLUGINS"], "$name.so")
-    @test fails(() -> Plugin(bad("no_probe")), S.STG_FAILED_PRECONDITION, "stg_plugin_probe")
-    @test fails(() -> Plugin(bad("missing_dependency")), S.STG_FAILED_PRECONDITION, "libdep")
-    @test fails(() -> Plugin(bad("refuses")), S.STG_FAILED_PRECONDITION, "refuses")
-    @test fails(() -> Plugin(bad("odd_answer")), S.STG_FAILED_PRECONDITION, "refuses")
-    @test fails(() -> Plugin(bad("null_table")), S.STG_INVALID_ARGUMENT, "null")
-    @test fails(() -> Plugin(bad("null_factory")), S.STG_INVALID_ARGUMENT, "null")
-    @test fails(() -> Plugin(bad("small_table")), S.STG_INVALID_ARGUMENT, "bytes")
-    @test fails(() -> Plugin(bad("huge_table")), S.STG_INVALID_ARGUMENT, "bytes")
+    @test fails(() -> Plugin("libm.so.6"), S.STG_NOT_FOUND, "libm.so.6")  # a path, not a name that the loader looks up
+    @test refused(@__FILE__, "not an ELF file")
+    @test refused(ENV["STRATAGEM_LIBRARY"], "is no Stratagem plugin")
+    mktempdir() do folder
+        @test refused(folder)
+        whole = read(joinpath(ENV["STRATAGEM_TEST_PLUGINS"], "data_parallel.so"))
+        for num_bytes in (0, 40, 4000, min(400000, length(whole) ÷ 2))
+            path = joinpath(folder, "$num_bytes.so")
+            write(path, whole[1:num_bytes])
+            @test refused(path, num_bytes == 0 ? "not an ELF file" : "damaged or cut off")
+        end
+        path = joinpath(folder, "shared.so")
+        write(path, whole)
+        chmod(path, 0o777)
+        @test fails(() -> Plugin(path), S.STG_PERMISSION_DENIED, path, "others can write to it")
+    end
+    for (name, words) in ("no_note" => "is no Stratagem plugin", "no_probe" => "no function stg_plugin_probe",
+                          "missing_dependency" => "needs libdep.so, which is not found", "refuses" => "refuses this host: wants a host that was made on a Tuesday",
+                          "odd_answer" => "its probe answered 77", "null_table" => "gave no table", "null_factory" => "is null",
+                          "small_table" => "struct_size is 40", "huge_table" => "struct_size is 16045690981097406464", "other_major" => "ABI 2.3")
+        @test refused(joinpath(ENV["STRATAGEM_TEST_BAD_PLUGINS"], "$name.so"), words)
+    end
 end
 
 @testset "a garbage config is refused" begin
@@ -56,7 +67,7 @@ end
     for call in (s -> S.barrier(s), s -> S.status(s), s -> setup(s), s -> S.abort(s), s -> reduce_gradients(s, []))
         @test fails(() -> call(strategy), S.STG_FAILED_PRECONDITION, "destroyed")
     end
-    @test !isopen(strategy)
+    @test !isopen(strategy) && endswith(sprint(show, strategy), ", ended)")
     strategy = a_strategy(2)
     S.abort(strategy)
     @test fails(() -> setup(strategy), S.STG_FAILED_PRECONDITION) || fails(() -> setup(strategy), S.STG_ABORTED)

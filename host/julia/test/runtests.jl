@@ -17,6 +17,14 @@ end
 "Whether `f` fails with this code, and all these words in its message."
 fails(f, code, words...) = (e = caught(f); e isa StratagemError && e.code == code && all(word -> occursin(word, e.message), words))
 
+"Releases what is garbage: finalizers queue, a later call releases."
+function collect_garbage(a_call = S.release_pending)
+    for _ in 1:4
+        GC.gc()
+        a_call()
+    end
+end
+
 a_strategy(num_devices = 2; config = NamedTuple(), options...) =
     Strategy(Plugin(ENV["STRATAGEM_TEST_PLUGIN"]), ENV["STRATAGEM_TEST_STRATEGY"];
              config = (accelerator = "cpu", devices = num_devices, config...), options...)

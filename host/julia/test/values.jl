@@ -53,7 +53,7 @@ end
     for T in map(first, filter(pair -> first(pair) !== S.BFloat16, S.DTYPES))
         @test through_c(T.(array .% 2))::Array{T,3} == T.(array .% 2)
     end
-    @test Float32(through_c([S.BFloat16(0x3fc0)])[1]) === 1.5f0
+    @test Float32(through_c([S.BFloat16(0x3fc0)])[1]) === 1.5f0 && Float32[S.BFloat16(0xbf80)] == [-1]
     for other in (@view(array[1, 2:3, :]), PermutedDimsArray(array, (3, 1, 2)), array[:, :, end:-1:1], 1:5, fill(7), zeros(3, 0, 2), zeros(0))
         @test through_c(other) == other && size(through_c(other)) == size(other)
     end
@@ -79,9 +79,7 @@ end
         back = nothing
     end
     round_trip()
-    for _ in 1:3
-        GC.gc()
-    end
+    collect_garbage(() -> nothing)
     @test S.num_roots() == roots + 2  # finalizers only queue
     S.release_pending()
     @test S.num_roots() == roots
@@ -131,8 +129,34 @@ end
         ccall(S.FREE[], Cvoid, (Ptr{Cvoid},), p)
     end
     @test length(S.THROWN) <= 64
-    text = sprint(showerror, StratagemError(S.STG_NOT_FOUND, "no such thing", 0, 1, nothing, Device(:cpu, 1), own))
-    @test text == "not found: no such thing [replica 1] [cpu:1]\n  caused by: data loss: gone"
+    @test S.retryable(StratagemError(S.STG_UNAVAILABLE, "busy", S.STG_ERROR_RETRYABLE, nothing, nothing, nothing, nothing)) && !S.retryable(own)
+    @test sprint(showerror, StratagemError(77, "odd")) == "code 77: odd"
+    text = sprint(showerror, StratagemError(S.STG_NOT_FOUND, "no such thing", 0, 1, 3, Device(:cpu, 1), own))
+    @test text == "not found: no such thing [replica 1] [rank 3] [cpu:1]\n  caused by: data loss: gone"
+    text = sprint(showerror, StratagemError(S.STG_UNKNOWN, "failed"; cause = e))
+    @test startswith(text, "unknown: failed\n  caused by: it is broken\n    at ")
+end
+
+@testset "an error of C's is read with all that it says" begin
+    foreign(code, text) = S.c_error(code, text, UInt(0), S.FREE[])
+    p, cause = foreign(S.STG_UNAVAILABLE, "it is busy"), foreign(S.STG_DATA_LOSS, "gone")
+    for (field, value) in (:flags => S.STG_ERROR_RETRYABLE, :replica => 2, :device => S.stg_device(S.STG_DEVICE_CUDA, 1), :cause => cause)
+        S.store!(p, field, value)
+    end
+    e = caught(() -> S.check(p))
+    ccall(S.FREE[], Cvoid, (Ptr{Cvoid},), cause)
+    @test (e.code, e.message, e.replica, e.rank, e.device) == (S.STG_UNAVAILABLE, "it is busy", 2, nothing, Device(:cuda, 1)) && S.retryable(e)
+    @test (e.cause.code, e.cause.message, e.cause.device) == (S.STG_DATA_LOSS, "gone", nothing)
+    @test S.to_c(e.device) == S.stg_device(S.STG_DEVICE_CUDA, 1) && Device(S.stg_device(77, 1)) == Device(:kind77, 1)
+    @test caught(() -> S.to_c(Device(:fpga, 0))) isa ArgumentError
+end
+
+@testset "a TreeDict keeps its order, and is a dict" begin
+    dict = TreeDict("b" => 1, :a => 2)
+    dict["c"], dict[:b] = 3, 4
+    @test collect(dict) == ["b" => 4, "a" => 2, "c" => 3] && length(dict) == 3
+    @test haskey(dict, :a) && !haskey(dict, "d") && get(dict, "d", 5) == 5 && get(dict, "a", 5) == 2
+    @test_throws KeyError dict["d"]
 end
 
 @testset "JSON is read and written" begin
