@@ -11,6 +11,8 @@
 #include <ATen/ops/randperm.h>
 #include <ATen/ops/zeros.h>
 
+#include <thread>
+
 #include "model_fixture.hpp"
 
 using namespace stratagem;
@@ -143,6 +145,11 @@ TEST_CASE("Where fills are left out the memory is as it was, and nobody reads it
 }
 
 TEST_CASE("Outside the scope, and in other threads, random fills are made") {
-  { const SkipInit scope; }
+  bool is_filled_elsewhere = false;
+  {
+    const SkipInit scope;
+    std::thread([&] { is_filled_elsewhere = !at::equal(at::zeros({4}), at::zeros({4}).uniform_()); }).join();
+  }
+  CHECK(is_filled_elsewhere);
   CHECK_FALSE(at::equal(at::zeros({4}), at::zeros({4}).uniform_()));
 }

@@ -345,6 +345,12 @@ TEST_CASE("new memory is zeroed, aligned to 64 bytes, and there even for no elem
   CHECK(reinterpret_cast<uintptr_t>(tensor->view.data) % 64 == 0);
   CHECK(elements<double>(tensor) == std::vector<double>(15));
   CHECK(tensor->view.strides[0] == 5);
+  const TensorPtr large = allocate_tensor(uint8, {static_cast<int64_t>(large_memory_bytes) + 1});
+  auto* bytes = first_element<uint8_t>(large->view);
+  CHECK(reinterpret_cast<uintptr_t>(bytes) % 64 == 0);
+  CHECK(std::count(bytes, bytes + large_memory_bytes + 1, 0) == static_cast<int64_t>(large_memory_bytes) + 1);
+  bytes[large_memory_bytes] = 1;
+  CHECK(first_element<uint8_t>(copy_tensor(large->view)->view)[large_memory_bytes] == 1);
   CHECK(allocate_tensor(float32, {0, 3})->view.data != nullptr);
   CHECK(allocate_tensor(float32, {})->view.num_dims == 0);
 }

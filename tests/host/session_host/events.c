@@ -2,7 +2,6 @@
  *
  * Events: called back, and polled.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -88,21 +87,17 @@ static stg_error* refuse_swap(void* self, int64_t step, stg_string strategy, con
 }
 
 static void error_of_swap(void) {
-  char strategy[512];
-  const int written = snprintf(strategy, sizeof strategy, "{\"name\": \"%s\", \"path\": \"%s\", \"accelerator\": \"cpu\"}",
-                               strategy_is("data_parallel") ? "data_parallel" : "single_device", the_host.path);
   rig of;
   stg_tree tree;
   new_rig(&of, NULL, "");
-  CHECK(written > 0 && written < (int)sizeof strategy);
-  if (strategy_is("sequential")) return; /* which hands no state over */
-  with_checkpoints(&of, "");
+  if (!strategy_is("sequential")) with_checkpoints(&of, "");
   of.events.swap = refuse_swap;
   open_rig(&of);
   SUCCEEDS(stg_session_step(of.session, 2, NULL));
-  SUCCEEDS(stg_session_request_swap(of.session, text(strategy)));
+  SUCCEEDS(stg_session_request_swap(of.session, text(own_strategy())));
   check_event_error(stg_session_run(of.session, &tree), "the event swap");
-  CHECK(of.num_ends == 2 && has_checkpoint(&of, "step-00000002"));
+  CHECK(of.num_ends == 2);
+  if (of.folder[0] != 0) CHECK(has_checkpoint(&of, "step-00000002"));
   close_rig(&of);
 }
 

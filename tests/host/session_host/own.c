@@ -2,7 +2,6 @@
  *
  * A model and a loop of the host's own, everything on its own thread, and plugins without a session.
  */
-#include <stdio.h>
 #include <string.h>
 
 #include "rig.h"
@@ -56,6 +55,33 @@ static void failing_model(void) {
   close_rig(&of);
 }
 
+/* One micro-batch, of rows in a row; with an update it is the last of its window. Returns its loss. */
+static double train_rows(rig* of, const stg_strategy_api* api, stg_strategy* instance, int64_t begin, int64_t end,
+                         const stg_update_args* how) {
+  int64_t rows[4];
+  double loss = 0;
+  stg_tree batch;
+  stg_step_args args;
+  stg_step_result result;
+  stg_update_result updated;
+  memset(&args, 0, sizeof args);
+  memset(&result, 0, sizeof result);
+  memset(&updated, 0, sizeof updated);
+  for (int64_t row = begin; row < end; ++row) rows[row - begin] = row;
+  SUCCEEDS(of->source.read(of, rows, (uint64_t)(end - begin), &batch));
+  args.struct_size = sizeof args;
+  args.batch = &batch;
+  args.update = how;
+  args.flags = how == NULL ? 0 : STG_BATCH_LAST_MICRO_BATCH;
+  result.struct_size = sizeof result;
+  updated.struct_size = sizeof updated;
+  if (!SUCCEEDS(api->train_batch(instance, NULL, &args, &result, &updated))) return loss;
+  CHECK(updated.outcome == (how == NULL ? STG_UPDATE_NONE : STG_UPDATE_DONE));
+  loss = element(find_key(&result.outputs.root, "loss")->as.tensor, 0);
+  release_tree(&result.outputs);
+  return loss;
+}
+
 static void own_loop(void) {
   rig of;
   stg_tree tree;
@@ -70,76 +96,34 @@ static void own_loop(void) {
   SUCCEEDS(stg_session_strategy(of.session, &api, &instance));
   CHECK(api == the_host.api && instance != NULL);
   if (instance == NULL) return;
+  stg_update_args how;
+  memset(&how, 0, sizeof how);
+  how.struct_size = sizeof how;
+  how.lr = LR;
   for (int64_t update = 0; update < 3; ++update) {
-    int64_t rows[4];
-    const int64_t begin = update * 4, count = begin + 4 > NUM_ROWS ? NUM_ROWS - begin : 4;
-    for (int64_t i = 0; i < count; ++i) rows[i] = begin + i;
-    stg_tree batch;
-    SUCCEEDS(of.source.read(&of, rows, (uint64_t)count, &batch));
-    stg_update_args how;
-    stg_step_args args;
-    stg_step_result result;
-    stg_update_result updated;
-    memset(&how, 0, sizeof how);
-    memset(&args, 0, sizeof args);
-    memset(&result, 0, sizeof result);
-    memset(&updated, 0, sizeof updated);
-    how.struct_size = sizeof how;
-    how.lr = LR;
-    args.struct_size = sizeof args;
-    args.batch = &batch;
-    args.update = &how;
-    args.flags = STG_BATCH_LAST_MICRO_BATCH;
-    result.struct_size = sizeof result;
-    updated.struct_size = sizeof updated;
-    if (!SUCCEEDS(api->train_batch(instance, NULL, &args, &result, &updated))) continue;
-    CHECK(updated.outcome == STG_UPDATE_DONE);
-    of.losses[update] = element(find_key(&result.outputs.root, "loss")->as.tensor, 0);
-    release_tree(&result.outputs);
+    const int64_t begin = update * 4;
+    of.losses[update] = train_rows(&of, api, instance, begin, begin + 4 > NUM_ROWS ? NUM_ROWS : begin + 4, &how);
   }
   expect_losses(NULL, NUM_ROWS, 4, 3, expected);
   check_losses(&of, expected, 3);
   close_rig(&of);
 }
 
-/* A micro-batch of the first two rows. */
-static void gather_gradients(rig* of, const stg_strategy_api* api, stg_strategy* instance) {
-  const int64_t rows[] = {0, 1};
-  stg_tree batch;
-  stg_step_args args;
-  stg_step_result result;
-  stg_update_result updated;
-  memset(&args, 0, sizeof args);
-  memset(&result, 0, sizeof result);
-  memset(&updated, 0, sizeof updated);
-  SUCCEEDS(of->source.read(of, rows, 2, &batch));
-  args.struct_size = sizeof args;
-  args.batch = &batch;
-  result.struct_size = sizeof result;
-  updated.struct_size = sizeof updated;
-  if (SUCCEEDS(api->train_batch(instance, NULL, &args, &result, &updated))) release_tree(&result.outputs);
-}
-
 static void swap_in_own_loop(void) {
-  char strategy[512];
   rig of;
   const stg_strategy_api* api = NULL;
   stg_strategy* instance = NULL;
-  const int written = snprintf(strategy, sizeof strategy, "{\"name\": \"%s\", \"path\": \"%s\", \"accelerator\": \"cpu\"}",
-                               strategy_is("data_parallel") ? "data_parallel" : "single_device", the_host.path);
-  CHECK(written > 0 && written < (int)sizeof strategy);
-  if (strategy_is("sequential")) return; /* which hands no state over */
   new_rig(&of, "null", "");
   of.args.flags = STG_SESSION_OWN_LOOP;
   open_rig(&of);
-  FAILS(stg_session_request_swap(of.session, text(strategy)), STG_FAILED_PRECONDITION, "it has no updates to wait for");
+  FAILS(stg_session_request_swap(of.session, text(own_strategy())), STG_FAILED_PRECONDITION, "it has no updates to wait for");
   SUCCEEDS(stg_session_strategy(of.session, &api, &instance));
-  gather_gradients(&of, api, instance);
-  gather_gradients(&of, api, instance);
-  FAILS(stg_session_swap(of.session, text(strategy)), STG_FAILED_PRECONDITION,
+  train_rows(&of, api, instance, 0, 2, NULL);
+  train_rows(&of, api, instance, 2, 4, NULL);
+  FAILS(stg_session_swap(of.session, text(own_strategy())), STG_FAILED_PRECONDITION,
         "holds the gradients of 2 micro-batches, which a swap would lose; call optimizer_step first, or zero_grad");
   SUCCEEDS(api->zero_grad(instance, NULL));
-  SUCCEEDS(stg_session_swap(of.session, text(strategy)));
+  SUCCEEDS(stg_session_swap(of.session, text(own_strategy())));
   close_rig(&of);
 }
 

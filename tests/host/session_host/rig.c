@@ -13,6 +13,14 @@ static const char* strategy_name;
 
 int strategy_is(const char* name) { return strcmp(strategy_name, name) == 0; }
 
+const char* own_strategy(void) {
+  static char config[512];
+  const int written = snprintf(config, sizeof config, "{\"name\": \"%s\", \"path\": \"%s\", \"accelerator\": \"cpu\"}",
+                               strategy_name, the_host.path);
+  CHECK(written > 0 && written < (int)sizeof config);
+  return config;
+}
+
 stg_string text(const char* of) {
   stg_string out = {of, strlen(of)};
   return out;

@@ -89,6 +89,8 @@ void start_run(runner* out, rig* of);
 void join_run(runner* of);
 
 int strategy_is(const char* name);
+/* The command line's strategy on one device, as a config has it. */
+const char* own_strategy(void);
 
 extern const test handle_tests[], event_tests[], source_tests[], own_tests[], cancel_tests[];
 extern const uint64_t num_handle_tests, num_event_tests, num_source_tests, num_own_tests, num_cancel_tests;
