@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "accelerator/order.hpp"
+
+namespace stratagem::order {
+
+void wait(const char*, const c10::Stream& stream, const c10::Event& event) { event.block(stream); }
+
+void keep(const char*, const at::Tensor& tensor, const c10::Stream& stream) { tensor.record_stream(stream); }
+
+void finish(const char*, const c10::Stream& stream) { stream.synchronize(); }
+
+}  // namespace stratagem::order
