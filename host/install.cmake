@@ -3,7 +3,7 @@
 include(CMakePackageConfigHelpers)
 
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/stratagem)
-set(sdk stratagem_base stratagem_torch stratagem_torch_runtime stratagem_strategy stratagem_model)
+set(sdk stratagem_base stratagem_torch stratagem_torch_runtime stratagem_accelerator stratagem_strategy stratagem_model)
 foreach(target stratagem_abi ${sdk})
   string(REPLACE "stratagem_" "" export_name ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${export_name})

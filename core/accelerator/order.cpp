@@ -7,6 +7,4 @@ void wait(const char*, const c10::Stream& stream, const c10::Event& event) { eve
 
 void keep(const char*, const at::Tensor& tensor, const c10::Stream& stream) { tensor.record_stream(stream); }
 
-void finish(const char*, const c10::Stream& stream) { stream.synchronize(); }
-
 }  // namespace stratagem::order

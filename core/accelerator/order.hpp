@@ -19,7 +19,4 @@ void wait(const char* name, const c10::Stream& stream, const c10::Event& event);
 /// another stream and may be dropped before.
 void keep(const char* name, const at::Tensor& tensor, const c10::Stream& stream);
 
-/// Blocks the calling thread until `stream` has done what was queued on it: before the host reads what it wrote.
-void finish(const char* name, const c10::Stream& stream);
-
 }  // namespace stratagem::order

@@ -148,16 +148,16 @@ void copy_rows(char* destination, const char* source, std::span<const int64_t> s
   }
 }
 
-Value copy_value(const stg_value& value, const KeyPath& path) {
+Value copy_value(const stg_value& value, const KeyPath& path, CopyTensor copy) {
   switch (value.type) {
     case STG_TENSOR:
-      check_in_host_memory(value.as.tensor->view, "the tensor at ", path);
-      return copy_tensor(value.as.tensor->view);
+      if (copy == &copy_tensor) check_in_host_memory(value.as.tensor->view, "the tensor at ", path);
+      return copy(value.as.tensor->view);
     case STG_LIST:
     case STG_TUPLE: {
       List items;
       items.reserve(value.count);
-      for (uint32_t i = 0; i < value.count; ++i) items.push_back(copy_value(value.as.items[i], {&path, uint64_t{i}}));
+      for (uint32_t i = 0; i < value.count; ++i) items.push_back(copy_value(value.as.items[i], {&path, uint64_t{i}}, copy));
       if (value.type == STG_TUPLE) return Tuple{std::move(items)};
       return items;
     }
@@ -166,7 +166,7 @@ Value copy_value(const stg_value& value, const KeyPath& path) {
       dict.reserve(value.count);
       for (uint32_t i = 0; i < value.count; ++i) {
         const std::string_view key = text_of(value.as.entries[i].key);
-        dict.emplace_back(key, copy_value(value.as.entries[i].value, {&path, key}));
+        dict.emplace_back(key, copy_value(value.as.entries[i].value, {&path, key}, copy));
       }
       return dict;
     }
@@ -360,7 +360,7 @@ double read_element(const stg_tensor_view& view, int64_t index) {
   return element_as_double(first_element<char>(view) + offset * static_cast<int64_t>(element_size_bytes(view.dtype)), view.dtype);
 }
 
-Tree copy_tree(const stg_value& root) { return make_tree(copy_value(root, {})); }
+Tree copy_tree(const stg_value& root, CopyTensor copy) { return make_tree(copy_value(root, {}, copy)); }
 
 std::optional<int64_t> batch_rows(const stg_value& root) {
   std::optional<int64_t> rows;

@@ -97,6 +97,7 @@ double read_element(const stg_tensor_view& view, int64_t index);
 std::optional<int64_t> batch_rows(const stg_value& root);
 
 /// A copy of a borrowed tree of host tensors; opaques are retained. A tensor on another device is refused by its key path.
-Tree copy_tree(const stg_value& root);
+using CopyTensor = TensorPtr (*)(const stg_tensor_view& source);
+Tree copy_tree(const stg_value& root, CopyTensor copy = &copy_tensor);
 
 }  // namespace stratagem

@@ -88,11 +88,11 @@ void Replica::backward(GraphPtr graph, double scale, const Ready& ready, const R
   Sink own{ready, ready_sparse};
   stg_gradient_sink sink = sized<stg_gradient_sink>();
   sink.self = &own;
-  sink.ready = [](void* self, uint64_t index, stg_tensor* gradient, const stg_stream*) {
+  sink.ready = [](void* self, uint64_t index, stg_tensor* gradient, const stg_stream* stream) {
     TensorPtr owned{gradient};
     return static_cast<Sink*>(self)->take([&] {
       if (owned != nullptr) check_tensor(*owned, "gradient ", index);
-      static_cast<Sink*>(self)->ready(index, std::move(owned));
+      static_cast<Sink*>(self)->ready(index, std::move(owned), stream);
     });
   };
   if (ready_sparse) {

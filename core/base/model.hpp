@@ -55,8 +55,8 @@ struct SparseGradient {
 /// One replica. Its functions are for one thread at a time.
 class Replica {
  public:
-  /// Takes a gradient: the parameter's index, and the gradient or null.
-  using Ready = std::function<void(uint64_t index, TensorPtr gradient)>;
+  /// Takes a gradient: the parameter's index, the gradient or null, and the stream that orders it where that is not the step's.
+  using Ready = std::function<void(uint64_t index, TensorPtr gradient, const stg_stream* stream)>;
   using ReadySparse = std::function<void(uint64_t index, SparseGradient gradient)>;
 
   Replica() = default;

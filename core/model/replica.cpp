@@ -157,8 +157,13 @@ void ModelReplica::collect(const char* model_name) {
 void ModelReplica::convert(at::Tensor& tensor) const {
   const at::ScalarType dtype =
       floating_dtype_.has_value() && tensor.is_floating_point() ? *floating_dtype_ : tensor.scalar_type();
-  if (dtype != tensor.scalar_type() || device_ != tensor.device()) {
-    tensor.set_data(tensor.detach().to(at::TensorOptions().dtype(dtype).device(device_)));
+  if (dtype == tensor.scalar_type() && device_ == tensor.device()) return;
+  const at::Tensor moved = tensor.detach().to(at::TensorOptions().dtype(dtype).device(device_));
+  if (tensor.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(moved.key_set())) {
+    tensor.set_data(moved);
+  } else {
+    // LibTorch refuses that for accelerators that others have added, since a graph may know the tensor already; here none does.
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(moved.getIntrusivePtr());
   }
 }
 

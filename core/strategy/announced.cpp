@@ -39,9 +39,12 @@ struct AnnouncedBatches::Entry {
   std::optional<Error> failure;  // not an exception: its object ends on the thread that threw it
   Progress progress = Progress::waiting;
 
-  void split() noexcept {
+  std::any sent;
+
+  void split(const Send& send) noexcept {
     try {
       shares = batch ? split_batch(batch, options) : split_batch(std::move(whole), options);
+      if (send) sent = send(*shares);
     } catch (...) {
       failure = describe_exception(std::current_exception());
     }
@@ -67,12 +70,12 @@ uint64_t AnnouncedBatches::announce(Tree batch, Use use, const std::optional<Spl
   entry->ticket = ++last_ticket_;
   entry->use = use;
   if (options) entry->options = *options;
-  if (options && options->floating_dtype.bits != 0 && has_thread_ && !has_opaque(batch.root())) {
+  if (options && (options->floating_dtype.bits != 0 || send_) && has_thread_ && !has_opaque(batch.root())) {
     entry->batch = std::make_shared<const Tree>(std::move(batch));
     hand_to_thread(entry);
   } else {
     entry->whole = std::move(batch);
-    if (options) entry->split();
+    if (options) entry->split(send_);
   }
   return last_ticket_;
 }
@@ -88,7 +91,7 @@ AnnouncedBatches::Taken AnnouncedBatches::take(uint64_t ticket, Use use) {
   entries_.erase(found);
   if (entry->batch) {
     withdraw(entry);
-    if (entry->progress == Entry::Progress::waiting) entry->split();
+    if (entry->progress == Entry::Progress::waiting) entry->split(send_);
   }
   if (use.stage != entry->use.stage || use.dataloader_index != entry->use.dataloader_index) {
     throw invalid_argument("the batch with the ticket ", ticket, " was announced for the stage ", stage_name(entry->use.stage),
@@ -96,7 +99,7 @@ AnnouncedBatches::Taken AnnouncedBatches::take(uint64_t ticket, Use use) {
                            stage_name(use.stage), " and has dataloader_index ", use.dataloader_index);
   }
   if (entry->failure) throw Error(*entry->failure);
-  return {std::move(entry->whole), std::move(entry->shares)};
+  return {std::move(entry->whole), std::move(entry->shares), std::move(entry->sent)};
 }
 
 void AnnouncedBatches::hand_to_thread(const std::shared_ptr<Entry>& entry) {
@@ -130,7 +133,7 @@ void AnnouncedBatches::work() {
     handed_.pop_front();
     entry.progress = Entry::Progress::in_work;
     lock.unlock();
-    entry.split();
+    entry.split(send_);
     lock.lock();
     entry.progress = Entry::Progress::done;
     changed_.notify_all();

@@ -12,9 +12,11 @@
 // Requires: one caller at a time. Guarantees: the shares are those that the step itself would have made, and so are the errors.
 #pragma once
 
+#include <any>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,7 +36,10 @@ class AnnouncedBatches {
   };
 
   /// `has_thread`: there may be one, since a core is free beside a step. `last_ticket`: of an earlier setup, or 0.
-  AnnouncedBatches(bool has_thread, uint64_t last_ticket) : has_thread_(has_thread), last_ticket_(last_ticket) {}
+  /// `send`: starts to copy the shares to where their step wants them; what it gives comes back with them. Empty: they stay where they are.
+  using Send = std::function<std::any(Shares& shares)>;
+  AnnouncedBatches(bool has_thread, uint64_t last_ticket, Send send = {})
+      : has_thread_(has_thread), last_ticket_(last_ticket), send_(std::move(send)) {}
   AnnouncedBatches(const AnnouncedBatches&) = delete;
   AnnouncedBatches& operator=(const AnnouncedBatches&) = delete;
   /// Joins.
@@ -49,6 +54,7 @@ class AnnouncedBatches {
   struct Taken {
     Tree batch;
     std::optional<Shares> shares;
+    std::any sent;
   };
   Taken take(uint64_t ticket, Use use);
 
@@ -60,6 +66,7 @@ class AnnouncedBatches {
 
   const bool has_thread_;
   uint64_t last_ticket_;
+  const Send send_;
   std::deque<std::shared_ptr<Entry>> entries_;  // until a step takes them
 
   std::mutex mutex_;  // guards the rest, and Entry::progress

@@ -2,6 +2,7 @@
 #include "strategy/elements.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -46,7 +47,17 @@ bool any_nan(const stg_tensor_view& view) {
   return false;
 }
 
+std::atomic<const DeviceElements*> accelerator_functions{nullptr};
+
 }  // namespace
+
+void set_device_elements(const DeviceElements& functions) { accelerator_functions.store(&functions, std::memory_order_release); }
+
+const DeviceElements& device_elements(const stg_tensor_view& view) {
+  const DeviceElements* functions = accelerator_functions.load(std::memory_order_acquire);
+  if (functions == nullptr) check_in_host_memory(view, "a tensor");
+  return *functions;
+}
 
 Half::operator float() const noexcept {
   const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
@@ -90,6 +101,9 @@ TensorPtr cast_tensor(const stg_tensor_view& source, stg_dtype dtype) {
 
 void copy_elements(const stg_tensor_view& destination, const stg_tensor_view& source) {
   if (numel(source) == 0) return;
+  for (const stg_tensor_view* view : {&destination, &source}) {
+    if (!is_in_host_memory(view->device)) return device_elements(*view).copy(destination, source);
+  }
   const auto element_bytes = static_cast<int64_t>(element_size_bytes(source.dtype));
   if (is_dense(source) && same_layout(destination, source)) {
     std::memcpy(first_element<>(destination), first_element<>(source), static_cast<size_t>(numel(source) * element_bytes));
@@ -97,6 +111,14 @@ void copy_elements(const stg_tensor_view& destination, const stg_tensor_view& so
   }
   copy_strided(first_element<char>(destination), strides_of(destination).data(), first_element<char>(source),
                strides_of(source).data(), shape_of(source), element_bytes);
+}
+
+TensorPtr clone_tensor(const stg_tensor_view& source) {
+  return is_in_host_memory(source.device) ? copy_tensor(source) : device_elements(source).clone(source);
+}
+
+TensorPtr copy_to_host(const stg_tensor_view& source) {
+  return is_in_host_memory(source.device) ? copy_tensor(source) : device_elements(source).to_host(source);
 }
 
 void store_floating(void* at, stg_dtype dtype, double value) {
@@ -110,6 +132,7 @@ void store_floating(void* at, stg_dtype dtype, double value) {
 
 bool has_nan(const stg_tensor_view& view) {
   if (!is_floating(view.dtype) || numel(view) == 0) return false;
+  if (!is_in_host_memory(view.device)) return device_elements(view).has_nan(view);
   if (!is_contiguous(view)) return has_nan(copy_tensor(view)->view);
   if (same_dtype(view.dtype, float32)) return any_nan<float>(view);
   if (same_dtype(view.dtype, float64)) return any_nan<double>(view);

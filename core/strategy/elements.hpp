@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Elements of host tensors as C++ types, without LibTorch: what splitting, gathering and reducing batches need.
+// Elements of host tensors as C++ types, without LibTorch: what splitting, gathering and reducing batches need. The functions that take
+// whole tensors also take those of an accelerator, by LibTorch, where an instance works on one.
 #pragma once
 
 #include <stratagem/tensor.h>
@@ -9,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/dlpack.hpp"
 #include "base/error.hpp"
@@ -47,8 +49,14 @@ T as_element(Number value) noexcept {
 /// A row-major copy of a real floating tensor in another floating type.
 TensorPtr cast_tensor(const stg_tensor_view& source, stg_dtype dtype);
 
-/// Copies all elements of `source` into `destination`: same shape and type, any strides.
+/// Copies all elements of `source` into `destination`: same shape and type, any strides and devices.
 void copy_elements(const stg_tensor_view& destination, const stg_tensor_view& source);
+
+/// A row-major copy, on the same device.
+TensorPtr clone_tensor(const stg_tensor_view& source);
+
+/// A row-major copy in host memory, finished.
+TensorPtr copy_to_host(const stg_tensor_view& source);
 
 /// Writes `value` as an element of the floating type `dtype`.
 void store_floating(void* at, stg_dtype dtype, double value);
@@ -71,5 +79,21 @@ bool is_dense(const stg_tensor_view& view);
 
 /// Equal shapes, and equal strides where they matter: the same flat index is the same element in both.
 bool same_layout(const stg_tensor_view& a, const stg_tensor_view& b);
+
+/// What of this an accelerator's tensors need. All but `to_host` and `has_nan` are queued on the current streams and return at once.
+struct DeviceElements {
+  void (*copy)(const stg_tensor_view& destination, const stg_tensor_view& source);
+  TensorPtr (*clone)(const stg_tensor_view& source);
+  TensorPtr (*to_host)(const stg_tensor_view& source);
+  bool (*has_nan)(const stg_tensor_view& view);
+  /// Along dimension 0, numbers stacked; on the device of the first.
+  TensorPtr (*join)(const std::vector<const stg_tensor_view*>& parts);
+  /// (sum of weight x number) / divisor, of the type and on the device of the first.
+  TensorPtr (*combine)(const std::vector<const stg_tensor_view*>& numbers, const std::vector<double>& weights, double divisor);
+};
+/// Once an instance has an accelerator; any thread.
+void set_device_elements(const DeviceElements& functions);
+/// Throws where there is no accelerator, naming the tensor's device.
+const DeviceElements& device_elements(const stg_tensor_view& view);
 
 }  // namespace stratagem

@@ -5,8 +5,10 @@
 
 #include <ATen/Parallel.h>
 
+#include "accelerator/accelerators.hpp"
 #include "base/dlpack.hpp"
 #include "strategy/checkpoint.hpp"
+#include "strategy/device_reduction.hpp"
 #include "strategy/gradient_sets.hpp"
 #include "strategy/reduce.hpp"
 #include "strategy/state.hpp"
@@ -21,17 +23,41 @@ Engine::Engine(const CreateArgs& args, Topology topology)
       gathers_outputs_(topology == Topology::data_parallel),
       on_caller_thread_(args.caller_thread_only) {
   initialise_torch();
+  static std::atomic<bool> said_fallback{false};
+  if (!options_.fallback.empty() && !said_fallback.exchange(true)) host_.log(STG_LOG_INFO, options_.fallback);
   if (options_.num_devices_given > options_.devices.size()) {
     host_.warn(concat("devices: ", options_.num_devices_given, " given, single_device uses the first, ",
                       device_name(options_.devices[0])));
   }
+  if (options_.accelerator == nullptr) return;
+  // LibTorch looks for accelerators once, at its first use.
+  transport_ = &options_.accelerator->open();
+}
+
+// How announced batches set out for their devices; empty on the CPU, and for a model that moves them itself.
+AnnouncedBatches::Send Engine::sender(const std::shared_ptr<DeviceTraining>& device, const Model& model) {
+  if (!device || !model || model.table().transfer != nullptr) return {};
+  return [lanes = &device->lanes](Shares& shares) -> std::any {
+    auto arrivals = std::make_shared<std::vector<Arrival>>();
+    for (size_t i = 0; i < shares.trees.size(); ++i) arrivals->push_back(lanes->send(i, std::move(shares.trees[i]), true));
+    return arrivals;
+  };
 }
 
 Engine::~Engine() {
   // Threads first: a replica may still be in the model's code.
   replace_workers(nullptr);
+  drop_training();
+}
+
+void Engine::drop_training() {
+  std::optional<Lanes::Scope> scope;
+  if (device_) scope.emplace(device_->lanes, 0);
+  announced_.reset();
   waiting_step_.reset();
   if (training_) training_->replicas.drop_all();
+  training_.reset();
+  device_.reset();
 }
 
 void Engine::abort() noexcept {
@@ -58,13 +84,19 @@ void Engine::setup(const Call& call, Model model, Tree state, uint32_t stage) {
   if (threads == 0 && num_replicas > 1) threads = static_cast<uint32_t>(at::get_num_threads());
   threads_per_replica_ = threads == 0 ? 0 : std::max<uint32_t>(1, threads / static_cast<uint32_t>(num_replicas));
 
+  std::shared_ptr<DeviceTraining> device;
+  if (transport_ != nullptr) device = std::make_shared<DeviceTraining>(options_, *transport_);
+  std::optional<Lanes::Scope> scope;
+  if (device) scope.emplace(device->lanes, 0);
   std::shared_ptr<Training> training;
   if (model) {
     const bool state_follows = state.root().type != STG_NONE;
-    training = std::make_shared<Training>(model, options_, threads_per_replica_, stage == STG_STAGE_FIT, state_follows);
+    training = std::make_shared<Training>(model, options_, threads_per_replica_, stage == STG_STAGE_FIT, state_follows, device);
     // Weights that are almost those of the state would be worse than an error.
     if (state_follows) import_training_state(*training, state.root(), true);
   }
+  // From here on each replica has a stream of its own.
+  if (device) device->await(call, "setup");
   call.check("setup");
   Workers::Options workers;
   workers.num_workers = num_replicas;
@@ -72,9 +104,12 @@ void Engine::setup(const Call& call, Model model, Tree state, uint32_t stage) {
   workers.initialise_thread = [threads_here = threads_per_replica_] { set_thread_intra_op(static_cast<int>(threads_here)); };
   const size_t num_busy =
       num_replicas * (threads_per_replica_ == 0 ? static_cast<size_t>(at::get_num_threads()) : threads_per_replica_);
-  auto announced = std::make_unique<AnnouncedBatches>(!on_caller_thread_ && num_busy < num_usable_cores(), last_ticket_);
+  // An accelerator's replicas leave the cores alone.
+  const bool has_free_core = device != nullptr || num_busy < num_usable_cores();
+  auto announced = std::make_unique<AnnouncedBatches>(!on_caller_thread_ && has_free_core, last_ticket_, sender(device, model));
   replace_workers(std::make_unique<Workers>(std::move(workers)));
   announced_ = std::move(announced);
+  device_ = std::move(device);
   training_ = std::move(training);
   num_updates_.store(training_ ? training_->num_updates : 0);
 }
@@ -82,10 +117,7 @@ void Engine::setup(const Call& call, Model model, Tree state, uint32_t stage) {
 void Engine::teardown(const Call&) {
   replace_workers(nullptr);
   if (announced_) last_ticket_ = announced_->last_ticket();
-  announced_.reset();
-  waiting_step_.reset();
-  if (training_) training_->replicas.drop_all();
-  training_.reset();
+  drop_training();
   window_ = {};
   num_micro_batches_ = 0;
   num_updates_ = 0;
@@ -102,33 +134,40 @@ void Engine::fill_status(stg_status& status) const {
 
 // ---- data
 
-void Engine::model_to_device(const Call&) {
+void Engine::model_to_device(const Call& call) {
+  in_root_lane(call, [&] { refresh_replicas(); });
+}
+
+// From the root, on the calling thread.
+void Engine::refresh_replicas() {
   Replicas& replicas = training_->replicas;
+  if (device_) device_->meet();
   for (size_t i = 1; i < replicas.size(); ++i) {
     replicas.copy_parameters(i);
     replicas.copy_buffers(i);
   }
+  if (device_) device_->meet();
 }
 
-Tree Engine::batch_to_device(const Call&, Tree batch, stg_device target, int64_t dataloader_index) {
-  // All devices are the CPU; a borrowed batch must not be aliased by what goes out.
+Tree Engine::batch_to_device(const Call& call, Tree batch, stg_device target, int64_t dataloader_index) {
   size_t replica = 0;
   if (target.kind != STG_DEVICE_NONE) {
-    if (target.kind != STG_DEVICE_CPU)
-      throw unimplemented("batch_to_device: ", device_name(target), "; this plugin knows only the cpu");
-    while (replica < options_.devices.size() && options_.devices[replica].index != target.index) ++replica;
+    const auto is_target = [&](stg_device device) { return device.kind == target.kind && device.index == target.index; };
+    while (replica < options_.devices.size() && !is_target(options_.devices[replica])) ++replica;
     if (replica == options_.devices.size()) {
       std::vector<std::string> known;
       for (const stg_device device : options_.devices) known.push_back(device_name(device));
       throw invalid_argument("batch_to_device: ", device_name(target), " is none of this instance's devices: ", join(known));
     }
   }
-  if (batch.borrowed()) batch = copy_tree(batch.root());
   const bool moves = target.kind != STG_DEVICE_NONE || !gathers_outputs_;
-  if (!training_ || !moves) return batch;
+  const bool has_transfer = training_ && training_->replicas[replica].model().model().table().transfer != nullptr;
+  if (device_ && moves && !has_transfer) return move_batch(call, std::move(batch), replica);
+  // A borrowed batch must not be aliased by what goes out.
+  if (batch.borrowed()) batch = copy_tree(batch.root());
+  if (!moves || !has_transfer) return batch;
   const ReplicaSlot& slot = training_->replicas[replica];
   const Model& model = slot.model().model();
-  if (model.table().transfer == nullptr) return batch;
   stg_tree moved{};
   slot.guarded("batch_to_device", [&] {
     check(model.table().transfer(model.self(), slot.model().get(), batch.argument(), dataloader_index, &moved));
@@ -136,12 +175,16 @@ Tree Engine::batch_to_device(const Call&, Tree batch, stg_device target, int64_t
   return Tree{moved};
 }
 
-Tree Engine::reduce(const Call&, Tree object, uint32_t op) {
-  if (gathers_outputs_) return reduce_leaves(std::move(object), op, options_.lightning);
+Tree Engine::reduce(const Call& call, Tree object, uint32_t op) {
+  if (gathers_outputs_) {
+    in_root_lane(call, [&] { object = reduce_leaves(std::move(object), op, options_.lightning); });
+    return object;
+  }
   return object.borrowed() ? copy_tree(object.root()) : std::move(object);
 }
 
-void Engine::barrier(const Call&, std::string_view) {
+void Engine::barrier(const Call& call, std::string_view) {
+  if (device_) device_->await(call, "the barrier");
   if (!training_) return;
   for (size_t i = 0; i < training_->replicas.size(); ++i) {
     const ReplicaSlot& slot = training_->replicas[i];
@@ -159,24 +202,36 @@ uint64_t Engine::announce_batch(const Call&, Tree batch, int64_t dataloader_inde
 }
 
 void Engine::reduce_gradients(const Call& call, const std::vector<stg_gradient_set*>& sets, uint64_t op) {
-  reduce_gradient_sets(sets, op, options_.devices, *workers_, call);
+  if (!device_) return reduce_gradient_sets(sets, op, options_.devices, *workers_, call);
+  DeviceReduction reduction(device_->lanes, device_->group, options_.buckets.compress);
+  reduce_device_gradient_sets(sets, op, options_.devices, device_->lanes, reduction);
 }
 
 // ---- state
 
-Tree Engine::export_state(const Call&, uint64_t flags) {
-  return export_training_state(training_, (flags & STG_EXPORT_COPY) != 0);
+Tree Engine::export_state(const Call& call, uint64_t flags) {
+  Tree state;
+  in_root_lane(call, [&] {
+    if (device_) device_->await(call, "the export of the state");
+    state = export_training_state(training_, (flags & STG_EXPORT_COPY) != 0);
+  });
+  return state;
 }
 
-ImportReport Engine::import_state(const Call&, Tree state, uint64_t flags) {
-  ImportReport report = import_training_state(*training_, state.root(), (flags & STG_IMPORT_STRICT) != 0);
-  forget_window();
+ImportReport Engine::import_state(const Call& call, Tree state, uint64_t flags) {
+  ImportReport report;
+  in_root_lane(call, [&] {
+    if (device_) device_->meet();
+    report = import_training_state(*training_, state.root(), (flags & STG_IMPORT_STRICT) != 0);
+    forget_window();
+    if (device_) device_->meet();
+  });
   num_updates_.store(training_->num_updates);
   return report;
 }
 
-void Engine::save(const Call&, const std::string& path, const std::string& host_json) {
-  save_checkpoint(export_training_state(training_, false), host_, path, host_json);
+void Engine::save(const Call& call, const std::string& path, const std::string& host_json) {
+  save_checkpoint(export_state(call, 0), host_, path, host_json);
 }
 
 ImportReport Engine::load(const Call& call, const std::string& path, uint64_t flags, std::string& host_json) {

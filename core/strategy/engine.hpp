@@ -40,6 +40,7 @@ class Engine : public Strategy {
   Tree batch_to_device(const Call& call, Tree batch, stg_device target, int64_t dataloader_index) override;
   Tree reduce(const Call& call, Tree object, uint32_t op) override;
   void barrier(const Call& call, std::string_view name) override;
+  Tree to_host(const Call& call, Tree object) override;
   uint64_t announce_batch(const Call& call, Tree batch, int64_t dataloader_index, uint32_t stage) override;
 
   StepResult training_step(const Call& call, StepArgs args) override;
@@ -76,9 +77,12 @@ class Engine : public Strategy {
   StepPtr begin_step(StepArgs args, uint32_t stage, uint64_t context_flags);
   Shares split(Tree batch);
   Shares split_by_model(Tree batch, const stg_model& table);
-  SplitOptions split_options() const { return {options_.devices.size(), options_.split_in_chunks, options_.floating_dtype}; }
+  SplitOptions split_options() const {
+    return {options_.devices.size(), options_.split_in_chunks, options_.floating_dtype, options_.accelerator != nullptr};
+  }
   void forward(Step& step, size_t worker);
-  void finish_forward(Step& step);
+  Tree place(Step& step, size_t worker);
+  void weigh(Step& step);
   void backward_replica(Step& step, size_t worker);
   void add_to_window(Step& step);
   void begin_reduction();
@@ -88,7 +92,28 @@ class Engine : public Strategy {
   void gather(Step& step);
   double resolve_weight(Step& step, size_t worker, const ModelStep& model_step) const;
 
+  // On an accelerator (engine_device.cpp).
+  void begin_device_backward(const Step& step, bool is_last);
+  void backward_on_device(Step& step, size_t worker);
+  void add_device_reduction_phase(Phases& phases);
+  void add_device_update_phase(Phases& phases, const UpdatePtr& update);
+  void update_on_device(Update& update, size_t worker);
+  void finish_device_update(const Call& call, Update& update);
+  bool have_overflow_on_device(const Call& call);
+  void copy_buffers(size_t worker);
+  Tree move_batch(const Call& call, Tree batch, size_t replica);
+  template <class Body>
+  void for_each_leader(Body&& body) const {
+    if (!device_) return;
+    for (const size_t leader : device_->lanes.leaders()) body(leader);
+  }
+  void in_root_lane(const Call& call, const std::function<void()>& body) const;
+
   // Lists of them.
+  void run(const Call& call, Phases phases);
+  bool have_overflow(const Call& call);
+  StepResult result_of(const Call& call, Step& step);
+  void restore_and_forget();
   void add_buffer_phase(Phases& phases);
   void add_reduction_phases(Phases& phases, const UpdatePtr& update);
   void add_update_phases(Phases& phases, const UpdatePtr& update);
@@ -98,6 +123,9 @@ class Engine : public Strategy {
   template <class Body>
   void run_or_clean_up(Body&& body);
 
+  static AnnouncedBatches::Send sender(const std::shared_ptr<DeviceTraining>& device, const Model& model);
+  void refresh_replicas();
+  void drop_training();
   void replace_workers(std::unique_ptr<Workers> workers);
   UpdatePtr begin_update(const stg_update_args& args) const;
   void end_window(Update& update);
@@ -106,6 +134,7 @@ class Engine : public Strategy {
   void check_optimizer() const;
 
   Options options_;
+  const TransportApi* transport_ = nullptr;  // null on the CPU
   Host host_;
   const Host silent_host_;
   bool gathers_outputs_;
@@ -113,6 +142,7 @@ class Engine : public Strategy {
   bool warned_of_unsplit_batch_ = false;
   uint32_t threads_per_replica_ = 0;  // 0: as they are
 
+  std::shared_ptr<DeviceTraining> device_;  // from setup to teardown, of an accelerator
   std::shared_ptr<Training> training_;
   mutable std::mutex workers_mutex_;  // guards the pointer, which abort reads on any thread
   std::unique_ptr<Workers> workers_;

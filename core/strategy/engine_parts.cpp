@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/dlpack.hpp"
+#include "strategy/elements.hpp"
 #include "strategy/engine_step.hpp"
 #include "strategy/gather.hpp"
 
@@ -65,9 +66,11 @@ Engine::StepPtr Engine::begin_step(StepArgs args, uint32_t stage, uint64_t conte
   if (stage == STG_STAGE_FIT && root.model().model().table().split != nullptr) {
     root.guarded("split", [&] { training_->replicas.save(0); });
   }
+  step->keeps_shares = args.announced != 0 || !args.batch.borrowed();
   if (args.announced != 0) {
     AnnouncedBatches::Taken taken = announced_->take(args.announced, {stage, args.dataloader_index});
     step->shares = taken.shares ? std::move(*taken.shares) : split(std::move(taken.batch));
+    if (taken.sent.has_value()) step->arrivals = std::move(*std::any_cast<std::shared_ptr<std::vector<Arrival>>>(taken.sent));
   } else {
     step->shares = split(std::move(args.batch));
   }
@@ -105,7 +108,7 @@ void Engine::forward(Step& step, size_t worker) {
   const bool is_training = step.context.stage == STG_STAGE_FIT;
   slot.guarded("forward", [&] {
     if (is_training) replicas.save(worker);
-    slot.forward(step.context, std::move(step.shares.trees[worker]));
+    slot.forward(step.context, place(step, worker));
     step.weights[worker] = resolve_weight(step, worker, slot.step);
     if (!is_training) return;
     const stg_value& loss = find_loss(slot.step.outputs.root());
@@ -136,11 +139,12 @@ double Engine::resolve_weight(Step& step, size_t worker, const ModelStep& model_
       weight = denominator.as.f64;
       break;
     case STG_TENSOR:
-      check_in_host_memory(denominator.as.tensor->view, "the denominator");
       if (numel(denominator.as.tensor->view) != 1) {
         throw invalid_argument("the denominator has the shape ", shape_text(denominator.as.tensor->view), "; it must be 0-dim");
       }
-      weight = read_element(denominator.as.tensor->view, 0);
+      weight = is_in_host_memory(denominator.as.tensor->view.device)
+                   ? read_element(denominator.as.tensor->view, 0)
+                   : read_element(copy_to_host(denominator.as.tensor->view)->view, 0);
       break;
     default:
       throw invalid_argument("the denominator is a ", type_name(denominator.type),
@@ -154,7 +158,7 @@ double Engine::resolve_weight(Step& step, size_t worker, const ModelStep& model_
 }
 
 // What the losses of this step add up to, by docs/semantics.md, "Gradients".
-void Engine::finish_forward(Step& step) {
+void Engine::weigh(Step& step) {
   const bool has_sum_loss = training_->replicas.root().description.loss_kind == STG_LOSS_SUM;
   if (has_sum_loss && !options_.lightning) {
     step.is_sum = step.has_denominator[0] == 0;
@@ -169,24 +173,25 @@ void Engine::finish_forward(Step& step) {
   step.divisor = 0;
   for (const double scale : step.scales) step.divisor += scale;
   if (step.is_sum || options_.lightning) step.divisor = 1;  // lightning: each micro-batch counts alike
-  gather(step);
 }
 
 void Engine::gather(Step& step) {
   std::vector<Tree> outputs;
   for (size_t i = 0; i < step.num_shares; ++i) outputs.push_back(std::move(training_->replicas[i].step.outputs));
-  TensorPtr loss;
-  if (step.context.stage == STG_STAGE_FIT && gathers_outputs_) {
-    std::vector<const stg_value*> losses;
-    for (const Tree& tree : outputs) losses.push_back(&find_loss(tree.root()));
-    loss = combine_losses(losses, step.scales, step.divisor);
-  }
   if (!gathers_outputs_) {
     step.outputs = std::move(outputs[0]);
     return;
   }
+  for_each_leader([&](size_t leader) { device_->wait_for_followers("outputs made before they are gathered", leader); });
+  TensorPtr loss;
+  if (step.context.stage == STG_STAGE_FIT) {
+    std::vector<const stg_value*> losses;
+    for (const Tree& tree : outputs) losses.push_back(&find_loss(tree.root()));
+    loss = combine_losses(losses, step.scales, step.divisor);
+  }
   step.outputs = gather_outputs(std::move(outputs), {options_.lightning});
   if (loss) step.outputs = with_loss(std::move(step.outputs), std::move(loss));
+  for_each_leader([&](size_t leader) { device_->let_followers_go_on("outputs gathered before their memory is used again", leader); });
 }
 
 void Engine::backward_replica(Step& step, size_t worker) {
@@ -211,11 +216,13 @@ void Engine::add_to_window(Step& step) {
   num_micro_batches_.store(window_.num_micro_batches);
 }
 
-void Engine::begin_reduction() { training_->gradients->begin(training_->replicas, window_.divisor, training_->loss_scale()); }
+void Engine::begin_reduction() {
+  training_->host_gradients().begin(training_->replicas, window_.divisor, training_->loss_scale());
+}
 
 // After the reduction: what is not finite came from float16, or from the model; a smaller scale can help against the first.
 void Engine::skip_overflow(Update& update) const {
-  if (!training_->gradients->have_overflow()) return;
+  if (!training_->host_gradients().have_overflow()) return;
   update.is_skipped = true;
   update.result.outcome = STG_UPDATE_SKIPPED_OVERFLOW;
 }
@@ -223,13 +230,13 @@ void Engine::skip_overflow(Update& update) const {
 void Engine::apply_update(Update& update, size_t worker) {
   if (update.is_skipped) return;
   const PartScope scope(worker == 0 ? host_ : silent_host_, "update", worker);
-  ReducedGradients& gradients = *training_->gradients;
+  ReducedGradients& gradients = training_->host_gradients();
   if (update.args.clip == STG_CLIP_NORM && !(update.result.gradient_norm <= update.args.clip_limit)) {
     gradients.scale(worker, update.args.clip_limit / update.result.gradient_norm);
   } else if (update.args.clip == STG_CLIP_VALUE) {
     gradients.clamp(worker, update.args.clip_limit);
   }
-  training_->optimizer->update(worker, update.args.lr);
+  training_->host_optimizer().update(worker, update.args.lr);
 }
 
 void Engine::finish_update(Update& update) {

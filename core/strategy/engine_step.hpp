@@ -13,6 +13,8 @@ namespace stratagem {
 // One batch on its way through the replicas.
 struct Engine::Step {
   Shares shares;
+  std::vector<Arrival> arrivals;  // by share, of an announced batch on its way to an accelerator; else empty
+  bool keeps_shares = true;       // their memory is not the host's to write again after the call
   stg_step_context context{};
   size_t num_shares = 0;
   // By share; each written by its worker.
@@ -52,7 +54,21 @@ class PartScope {
 struct Engine::Update {
   stg_update_args args{};
   UpdateResult result;
+  DeviceOptimizer::Found found;  // the root's, on an accelerator
   bool is_skipped = false;
 };
+
+// Around what writes parameters: after an error part of them has been written, and nobody can tell which.
+template <class Body>
+void Engine::irrevocably(Body&& body) {
+  try {
+    body();
+  } catch (...) {
+    const Error cause = describe_exception(std::current_exception());
+    Error error{cause.code, "the update failed half-way, the weights are lost: " + cause.message};
+    error.flags = STG_ERROR_INSTANCE_DRAINING;
+    throw error;
+  }
+}
 
 }  // namespace stratagem

@@ -15,19 +15,40 @@ namespace stratagem {
 
 // ---- lists of parts
 
+void Engine::run(const Call& call, Phases phases) {
+  if (!device_) return workers_->run(call, std::move(phases));
+  for (Workers::Phase& phase : phases) {
+    phase.each = [device = device_, each = std::move(phase.each)](size_t worker) {
+      const Lanes::Scope scope(device->lanes, worker);
+      each(worker);
+    };
+    if (!phase.then) continue;
+    phase.then = [device = device_, then = std::move(phase.then)] {
+      const Lanes::Scope scope(device->lanes, 0);
+      then();
+    };
+  }
+  in_root_lane(call, [&] { workers_->run(call, std::move(phases)); });
+}
+
 void Engine::add_buffer_phase(Phases& phases) {
   if (!training_->replicas.has_buffers() || training_->replicas.size() == 1) return;
-  phases.push_back({"buffers", [this](size_t worker) { training_->replicas.copy_buffers(worker); }});
+  phases.push_back({"buffers", [this](size_t worker) { copy_buffers(worker); }});
 }
 
 // Reduce, measure where the norm is wanted, and look for overflows where the loss is scaled. Without `update` the reduction alone.
 void Engine::add_reduction_phases(Phases& phases, const UpdatePtr& update) {
+  if (device_) {
+    add_device_reduction_phase(phases);
+    if (update) add_device_update_phase(phases, update);
+    return;
+  }
   const bool measures = update && update->args.clip == STG_CLIP_NORM;
   const auto reduce = [this, measures](size_t worker) {
     if (window_.divisor == 0) return;
     const PartScope scope(worker == 0 ? host_ : silent_host_, "reduce", worker);
-    training_->gradients->reduce(worker, measures);
-    if (training_->scaler) training_->gradients->look_for_overflow(worker);
+    training_->host_gradients().reduce(worker, measures);
+    if (training_->scaler) training_->host_gradients().look_for_overflow(worker);
   };
   if (update && !measures && !training_->scaler) {
     phases.push_back({"reduce",
@@ -46,7 +67,7 @@ void Engine::add_reduction_phases(Phases& phases, const UpdatePtr& update) {
   phases.push_back({"reduce", reduce, [this, update, measures] {
                       training_->gradients->mark_complete();
                       if (update) skip_overflow(*update);
-                      if (measures && !update->is_skipped) update->result.gradient_norm = training_->gradients->norm();
+                      if (measures && !update->is_skipped) update->result.gradient_norm = training_->host_gradients().norm();
                     }});
   if (update) add_update_phases(phases, update);
 }
@@ -59,21 +80,13 @@ void Engine::add_update_phases(Phases& phases, const UpdatePtr& update) {
 }
 
 void Engine::add_refresh_phase(Phases& phases) {
-  if (training_->replicas.all_share_parameters()) return;
-  phases.push_back({"refresh", [this](size_t worker) { irrevocably([&] { training_->replicas.copy_parameters(worker); }); }});
-}
-
-// Around what writes parameters: after an error part of them has been written, and nobody can tell which.
-template <class Body>
-void Engine::irrevocably(Body&& body) {
-  try {
-    body();
-  } catch (...) {
-    const Error cause = describe_exception(std::current_exception());
-    Error error{cause.code, "the update failed half-way, the weights are lost: " + cause.message};
-    error.flags = STG_ERROR_INSTANCE_DRAINING;
-    throw error;
-  }
+  if (training_->replicas.all_follow()) return;
+  phases.push_back({"refresh", [this](size_t worker) {
+                      irrevocably([&] {
+                        if (device_) device_->wait_for_update(worker);
+                        training_->replicas.refresh_parameters(worker);
+                      });
+                    }});
 }
 
 // After an error nothing of the window is left: no half-reduced gradient reaches an optimizer.
@@ -84,16 +97,23 @@ void Engine::run_or_clean_up(Body&& body) {
   try {
     body();
   } catch (const Error& error) {
-    if ((error.own_flags() & STG_ERROR_INSTANCE_DRAINING) == 0) {
-      training_->replicas.restore();
-      forget_window();
-    }
+    if ((error.own_flags() & STG_ERROR_INSTANCE_DRAINING) == 0) restore_and_forget();
     throw;
   } catch (...) {
-    training_->replicas.restore();
-    forget_window();
+    restore_and_forget();
     throw;
   }
+}
+
+void Engine::restore_and_forget() {
+  std::optional<Lanes::Scope> scope;
+  if (device_) {
+    scope.emplace(device_->lanes, 0);
+    device_->meet();
+  }
+  training_->replicas.restore();
+  forget_window();
+  if (device_) device_->meet();
 }
 
 // A training_step that waits for its backward, if there is one. Its buffers stay as they are.
@@ -117,9 +137,8 @@ void Engine::forget_window() {
 StepResult Engine::evaluation_step(const Call& call, StepArgs args, uint32_t stage) {
   const StepPtr step = begin_step(std::move(args), stage, STG_STEP_INFERENCE);
   const IntraOpScope threads(static_cast<int>(threads_per_replica_));
-  workers_->run(call,
-                {{"forward", [this, step](size_t worker) { forward(*step, worker); }, [this, step] { gather(*step); }, true}});
-  return step->result();
+  run(call, {{"forward", [this, step](size_t worker) { forward(*step, worker); }, [this, step] { gather(*step); }, true}});
+  return result_of(call, *step);
 }
 
 StepResult Engine::training_step(const Call& call, StepArgs args) {
@@ -127,14 +146,18 @@ StepResult Engine::training_step(const Call& call, StepArgs args) {
   StepPtr step;
   run_or_clean_up([&] {
     step = begin_step(std::move(args), STG_STAGE_FIT, STG_STEP_GRADIENT);
-    Phases phases{
-        {"forward", [this, step](size_t worker) { forward(*step, worker); }, [this, step] { finish_forward(*step); }, true}};
+    Phases phases{{"forward", [this, step](size_t worker) { forward(*step, worker); },
+                   [this, step] {
+                     weigh(*step);
+                     gather(*step);
+                   },
+                   true}};
     add_buffer_phase(phases);
-    workers_->run(call, std::move(phases));
+    run(call, std::move(phases));
   });
   waiting_step_ = step;
   has_graph_.store(true);
-  return step->result();
+  return result_of(call, *step);
 }
 
 void Engine::backward(const Call& call, uint64_t flags) {
@@ -147,14 +170,20 @@ void Engine::backward(const Call& call, uint64_t flags) {
   if ((flags & STG_BATCH_DETECT_ANOMALY) != 0) step->detects_anomalies = true;
   const bool is_last = (flags & STG_BATCH_LAST_MICRO_BATCH) != 0;
   run_or_clean_up([&] {
-    Phases phases{{"backward", [this, step](size_t worker) { backward_replica(*step, worker); },
-                   [this, step, is_last] {
-                     add_to_window(*step);
-                     if (is_last && window_.divisor != 0) begin_reduction();
-                   },
-                   true}};
+    add_to_window(*step);
+    Phases phases;
+    if (device_) {
+      begin_device_backward(*step, is_last);
+      phases.push_back({"backward", [this, step](size_t worker) { backward_on_device(*step, worker); }, {}, true});
+    } else {
+      phases.push_back({"backward", [this, step](size_t worker) { backward_replica(*step, worker); },
+                        [this, is_last] {
+                          if (is_last && window_.divisor != 0) begin_reduction();
+                        },
+                        true});
+    }
     if (is_last) add_reduction_phases(phases, nullptr);
-    workers_->run(call, std::move(phases));
+    run(call, std::move(phases));
     if (is_last) training_->replicas.drop_gradients();
   });
   drop_waiting_step();
@@ -184,12 +213,18 @@ UpdateResult Engine::optimizer_step(const Call& call, const stg_update_args& arg
     Phases phases;
     if (update->is_skipped) {
       update->result.outcome = STG_UPDATE_SKIPPED_NO_WEIGHT;
+    } else if (device_) {
+      if (!training_->gradients->are_complete()) {
+        in_root_lane(call, [&] { training_->device_gradients().reduce({window_.divisor, training_->loss_scale()}); });
+        add_device_reduction_phase(phases);
+      }
+      add_device_update_phase(phases, update);
     } else if (training_->gradients->are_complete()) {
       training_->optimizer->check_gradients();
       skip_overflow(*update);
       if (args.clip == STG_CLIP_NORM && !update->is_skipped) {
-        phases.push_back({"norm", [this](size_t worker) { training_->gradients->measure(worker); },
-                          [this, update] { update->result.gradient_norm = training_->gradients->norm(); }});
+        phases.push_back({"norm", [this](size_t worker) { training_->host_gradients().measure(worker); },
+                          [this, update] { update->result.gradient_norm = training_->host_gradients().norm(); }});
       }
       add_update_phases(phases, update);
     } else {
@@ -197,7 +232,8 @@ UpdateResult Engine::optimizer_step(const Call& call, const stg_update_args& arg
       training_->optimizer->check_gradients();
       add_reduction_phases(phases, update);
     }
-    if (!phases.empty()) workers_->run(call, std::move(phases));
+    if (!phases.empty()) run(call, std::move(phases));
+    if (device_ && !update->is_skipped) finish_device_update(call, *update);
   });
   end_window(*update);
   return update->result;
@@ -222,27 +258,47 @@ StepResult Engine::train_batch(const Call& call, StepArgs args, UpdateResult& up
   StepPtr step;
   run_or_clean_up([&] {
     step = begin_step(std::move(args), STG_STAGE_FIT, STG_STEP_GRADIENT);
-    Phases phases{{"forward and backward",
-                   [this, step](size_t worker) {
-                     forward(*step, worker);
-                     backward_replica(*step, worker);
-                   },
-                   [this, step, update] {
-                     finish_forward(*step);
-                     add_to_window(*step);
-                     if (!update) return;
-                     update->result.total_weight = window_.total_weight;
-                     update->is_skipped = window_.divisor == 0;
-                     if (update->is_skipped) update->result.outcome = STG_UPDATE_SKIPPED_NO_WEIGHT;
-                     if (update->is_skipped) return;
-                     begin_reduction();
-                     training_->optimizer->check_gradients();
-                   },
-                   true}};
+    Phases phases;
+    const auto begin_update = [this, update] {
+      if (!update) return;
+      update->result.total_weight = window_.total_weight;
+      update->is_skipped = window_.divisor == 0;
+      if (update->is_skipped) update->result.outcome = STG_UPDATE_SKIPPED_NO_WEIGHT;
+    };
+    if (device_) {
+      // A reduction begins in the midst of backward, so what the shares weigh must be known before.
+      phases.push_back({"forward", [this, step](size_t worker) { forward(*step, worker); },
+                        [this, step, begin_update, is_last] {
+                          weigh(*step);
+                          add_to_window(*step);
+                          begin_update();
+                          begin_device_backward(*step, is_last);
+                        },
+                        true});
+      phases.push_back({"backward", [this, step](size_t worker) { backward_on_device(*step, worker); },
+                        [this, step] { gather(*step); }, true});
+    } else {
+      phases.push_back({"forward and backward",
+                        [this, step](size_t worker) {
+                          forward(*step, worker);
+                          backward_replica(*step, worker);
+                        },
+                        [this, step, update, begin_update] {
+                          weigh(*step);
+                          gather(*step);
+                          add_to_window(*step);
+                          begin_update();
+                          if (!update || update->is_skipped) return;
+                          begin_reduction();
+                          training_->optimizer->check_gradients();
+                        },
+                        true});
+    }
     // Before anything is written: a failure here still leaves all as it was.
     add_buffer_phase(phases);
     if (is_last) add_reduction_phases(phases, update);
-    workers_->run(call, std::move(phases));
+    run(call, std::move(phases));
+    if (device_ && is_last && !update->is_skipped) finish_device_update(call, *update);
   });
   training_->replicas.forget_saved();
   if (is_last) {
@@ -251,25 +307,40 @@ StepResult Engine::train_batch(const Call& call, StepArgs args, UpdateResult& up
   } else {
     update_result.loss_scale = training_->loss_scale();
   }
-  return step->result();
+  return result_of(call, *step);
 }
 
 void Engine::zero_grad(const Call&) { forget_window(); }
 
+bool Engine::have_overflow(const Call& call) {
+  if (!training_->scaler) return false;
+  return device_ ? have_overflow_on_device(call) : training_->host_gradients().have_overflow();
+}
+
+StepResult Engine::result_of(const Call& call, Step& step) {
+  StepResult result = step.result();
+  if (device_) result.outputs = device_->lanes.lend(call, std::move(result.outputs));
+  return result;
+}
+
 Tree Engine::gradients(const Call& call) {
   if (window_.num_micro_batches == 0) throw failed_precondition("gradients without a backward since the last update");
-  ReducedGradients& reduced = *training_->gradients;
+  Gradients& reduced = *training_->gradients;
   if (!reduced.are_complete()) {
     run_or_clean_up([&] {
-      if (window_.divisor != 0) begin_reduction();
+      if (window_.divisor != 0 && device_) {
+        in_root_lane(call, [&] { training_->device_gradients().reduce({window_.divisor, training_->loss_scale()}); });
+      } else if (window_.divisor != 0) {
+        begin_reduction();
+      }
       Phases phases;
       add_reduction_phases(phases, nullptr);
-      workers_->run(call, std::move(phases));
+      run(call, std::move(phases));
       training_->replicas.drop_gradients();
     });
     if (window_.divisor == 0) host_.warn("no gradients: all denominators of the window were 0");
   }
-  if (reduced.have_overflow()) {
+  if (have_overflow(call)) {
     const double before = training_->loss_scale();
     training_->scaler->back_off();
     forget_window();
@@ -290,16 +361,12 @@ Tree Engine::gradients(const Call& call) {
   return make_tree(std::move(dict));
 }
 
-void Engine::parameters_changed(const Call&) {
-  Replicas& replicas = training_->replicas;
-  for (size_t i = 1; i < replicas.size(); ++i) {
-    replicas.copy_parameters(i);
-    replicas.copy_buffers(i);
-  }
-  replicas.mark_parameters_dirty();
+void Engine::parameters_changed(const Call& call) {
+  in_root_lane(call, [&] { refresh_replicas(); });
+  training_->replicas.mark_parameters_dirty();
   // The host's own update, where the window's gradients are reduced.
   if (training_->scaler && training_->gradients->are_complete() && window_.divisor != 0) {
-    training_->gradients->have_overflow() ? training_->scaler->back_off() : training_->scaler->count_good();
+    have_overflow(call) ? training_->scaler->back_off() : training_->scaler->count_good();
   }
   forget_window();
 }

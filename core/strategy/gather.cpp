@@ -86,12 +86,25 @@ class Gatherer {
       const bool fits = same_dtype(view.dtype, first.dtype) && view.num_dims == first.num_dims &&
                         (view.num_dims == 0 || std::equal(view.shape + 1, view.shape + view.num_dims, first.shape + 1));
       if (!fits) fail(path, i, tensor_text(view), tensor_text(first));
-      check_in_host_memory(view, "the output at ", path, " of replica ", i);
     }
+  }
+
+  static bool are_in_host_memory(const Parts& parts) {
+    return std::all_of(parts.begin(), parts.end(),
+                       [](const stg_value* part) { return is_in_host_memory(part->as.tensor->view.device); });
+  }
+
+  static Value join_on_device(const Parts& parts) {
+    std::vector<const stg_tensor_view*> views;
+    for (const stg_value* part : parts) views.push_back(&part->as.tensor->view);
+    const auto elsewhere =
+        std::find_if(views.begin(), views.end(), [](const stg_tensor_view* view) { return !is_in_host_memory(view->device); });
+    return device_elements(**elsewhere).join(views);
   }
 
   static Value stack(const Parts& parts, const KeyPath& path) {
     check_alike(parts, path);
+    if (!are_in_host_memory(parts)) return join_on_device(parts);
     const stg_dtype dtype = parts[0]->as.tensor->view.dtype;
     TensorPtr joined = allocate_tensor(dtype, {static_cast<int64_t>(parts.size())});
     for (size_t i = 0; i < parts.size(); ++i) {
@@ -103,6 +116,7 @@ class Gatherer {
 
   static Value concatenate(const Parts& parts, const KeyPath& path) {
     check_alike(parts, path);
+    if (!are_in_host_memory(parts)) return join_on_device(parts);
     const stg_tensor_view& first = parts[0]->as.tensor->view;
     std::vector<int64_t> shape(first.shape, first.shape + first.num_dims);
     shape[0] = 0;
@@ -224,7 +238,7 @@ const stg_value& find_loss(const stg_value& outputs) {
                            "; a training step returns a 0-dim tensor, or a dict with one under \"loss\"");
   }
   const stg_tensor_view& view = loss->as.tensor->view;
-  check_in_host_memory(view, "the training loss");
+  if (!is_in_host_memory(view.device)) device_elements(view);  // an error where there is no accelerator
   if (view.num_dims != 0)
     throw invalid_argument("the training loss has the shape ", shape_text(view), "; it must be 0-dim (take its mean or sum)");
   if (!is_floating(view.dtype))
@@ -233,7 +247,12 @@ const stg_value& find_loss(const stg_value& outputs) {
 }
 
 TensorPtr combine_losses(const std::vector<const stg_value*>& losses, const std::vector<double>& weights, double divisor) {
-  if (losses.size() == 1) return copy_tensor(losses[0]->as.tensor->view);
+  if (losses.size() == 1) return clone_tensor(losses[0]->as.tensor->view);
+  if (!is_in_host_memory(losses[0]->as.tensor->view.device)) {
+    std::vector<const stg_tensor_view*> numbers;
+    for (const stg_value* loss : losses) numbers.push_back(&loss->as.tensor->view);
+    return device_elements(*numbers[0]).combine(numbers, weights, divisor);
+  }
   const stg_dtype dtype = losses[0]->as.tensor->view.dtype;
   double sum = 0;
   for (size_t i = 0; i < losses.size(); ++i) {

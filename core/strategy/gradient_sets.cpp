@@ -62,6 +62,15 @@ class SetReduction {
     total_weight_ = std::accumulate(weights_.begin(), weights_.end(), 0.0);
   }
 
+  // By set: what its gradients count in the result.
+  std::vector<double> factors() {
+    if (!is_mean_) return std::vector<double>(sets_.size(), 1);
+    normalise_weights();
+    std::vector<double> factors;
+    for (const double weight : weights_) factors.push_back(weight / total_weight_);
+    return factors;
+  }
+
   void prepare() {
     for (uint64_t g = 0; g < sets_[0]->num_gradients; ++g) {
       const auto first =
@@ -118,15 +127,18 @@ class SetReduction {
                              "; null stands for none");
     }
     for (uint64_t g = 0; g < set.num_gradients; ++g) {
-      if (set.gradients[g] != nullptr) check_writable(*set.gradients[g], name_of(s, g));
+      if (set.gradients[g] != nullptr) check_writable(*set.gradients[g], device, name_of(s, g));
     }
   }
 
-  static void check_writable(const stg_tensor& tensor, const std::string& name) {
+  static void check_writable(const stg_tensor& tensor, stg_device device, const std::string& name) {
     const stg_tensor_view& view = tensor.view;
     if ((tensor.flags & STG_TENSOR_READ_ONLY) != 0) throw invalid_argument(name, " is read-only; a gradient is reduced in place");
-    if (view.device.kind != STG_DEVICE_CPU && view.device.kind != STG_DEVICE_CUDA_HOST) {
-      throw invalid_argument(name, " is on ", device_name(view.device), "; its set is for a cpu");
+    const bool fits = device.kind == STG_DEVICE_CPU ? is_in_host_memory(view.device)
+                                                    : view.device.kind == device.kind && view.device.index == device.index;
+    if (!fits) {
+      throw invalid_argument(name, " is on ", device_name(view.device), "; its set is for ",
+                             device.kind == STG_DEVICE_CPU ? "a cpu" : device_name(device));
     }
     if (!is_floating(view.dtype) && view.dtype.code != STG_DTYPE_COMPLEX) {
       throw invalid_argument(name, " is ", dtype_name(view.dtype), "; gradients are of a floating or complex type");
@@ -212,6 +224,13 @@ class SetReduction {
 };
 
 }  // namespace
+
+std::vector<double> check_gradient_sets(const std::vector<stg_gradient_set*>& sets, uint64_t op,
+                                        const std::vector<stg_device>& devices) {
+  SetReduction reduction(sets, op);
+  reduction.check(devices);
+  return reduction.factors();
+}
 
 void reduce_gradient_sets(const std::vector<stg_gradient_set*>& sets, uint64_t op, const std::vector<stg_device>& devices,
                           Workers& workers, const Call& call) {

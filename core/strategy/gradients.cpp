@@ -351,7 +351,7 @@ void ReducedGradients::clear() {
   std::fill(is_present_.begin(), is_present_.end(), false);
   std::fill(have_overflow_.begin(), have_overflow_.end(), 0);
   for (SparseRows& rows : sparse_) rows = {};
-  are_complete_ = false;
+  Gradients::clear();
 }
 
 }  // namespace stratagem

@@ -48,7 +48,28 @@ struct FlatRange {
 /// A share of the elements of all trainable parameters for each worker. Cuts are at multiples of 4096 elements of a parameter.
 std::vector<std::vector<FlatRange>> partition(const std::vector<int64_t>& numels, size_t num_workers);
 
-class ReducedGradients {
+/// The gradients of a window, by parameter, and whether they are reduced.
+class Gradients {
+ public:
+  Gradients() = default;
+  Gradients(const Gradients&) = delete;
+  Gradients& operator=(const Gradients&) = delete;
+  virtual ~Gradients() = default;
+
+  /// Whether any replica had one for this parameter.
+  virtual bool is_present(size_t parameter) const = 0;
+  /// Null for those without a gradient. Valid until the next call of this.
+  virtual const stg_tensor* tensor(size_t parameter) = 0;
+  bool are_complete() const { return are_complete_; }
+  void mark_complete() { are_complete_ = true; }
+  /// Forgets the gradients; keeps the memory.
+  virtual void clear() { are_complete_ = false; }
+
+ private:
+  bool are_complete_ = false;
+};
+
+class ReducedGradients final : public Gradients {
  public:
   /// `makes_dense`: sparse gradients are reduced to dense ones, for an optimizer that moves all rows at each step.
   ReducedGradients(const ReplicaSlot& root, size_t num_workers, bool makes_dense);
@@ -57,18 +78,17 @@ class ReducedGradients {
   const std::vector<std::vector<FlatRange>>& ranges() const { return ranges_; }
   /// By worker, of the values of those that are sparse this time.
   const std::vector<std::vector<FlatRange>>& sparse_ranges() const { return sparse_ranges_; }
-  /// By parameter; null for those without a gradient. A sparse one is written out, into the dense memory.
-  const stg_tensor* tensor(size_t parameter);
+  /// A sparse one is written out, into the dense memory.
+  const stg_tensor* tensor(size_t parameter) override;
   /// Null: it is dense, or there is none.
   const SparseRows* sparse(size_t parameter) const {
     return sparse_[parameter].values != nullptr ? &sparse_[parameter] : nullptr;
   }
   /// The memory, whether or not there is a gradient in it. Null for frozen parameters.
   const stg_tensor* memory(size_t parameter) const { return tensors_[parameter].get(); }
-  bool is_present(size_t parameter) const { return is_present_[parameter]; }
+  bool is_present(size_t parameter) const override { return is_present_[parameter]; }
   /// Also where it was reduced to a dense one.
   bool comes_sparse(size_t parameter) const { return is_present_[parameter] && !sparse_sources_[parameter].empty(); }
-  bool are_complete() const { return are_complete_; }
 
   /// Serial: looks up which replica has a gradient for what. Sums are divided by `divisor`, and by the scale of the losses.
   void begin(Replicas& replicas, double divisor, double loss_scale);
@@ -84,9 +104,7 @@ class ReducedGradients {
   void look_for_overflow(size_t worker);
   /// Serial, after all have looked.
   bool have_overflow() const;
-  void mark_complete() { are_complete_ = true; }
-  /// Forgets the gradients; keeps the memory.
-  void clear();
+  void clear() override;
 
  private:
   void begin_parameter(Replicas& replicas, size_t p);
@@ -117,7 +135,6 @@ class ReducedGradients {
   double divisor_ = 1;
   double loss_scale_ = 1;
   int exponent_ = 0;  // weights are divided by this power of two
-  bool are_complete_ = false;
 };
 
 }  // namespace stratagem

@@ -39,8 +39,8 @@ void check_updatable(const ReplicaSlot& root, size_t p) {
 
 }  // namespace
 
-Optimizer::Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, const ReducedGradients& gradients)
-    : options_(options), root_(root), gradients_(gradients), steps_(root.parameters.size()) {
+Optimizer::Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, const Gradients& gradients)
+    : options_(options), root_(root), present_(gradients), steps_(root.parameters.size()) {
   if (options.name == "sgd") {
     if (options.momentum != 0) slot_names_ = {"momentum_buffer"};
   } else if (options.name == "rmsprop") {
@@ -53,10 +53,16 @@ Optimizer::Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, c
     slot_names_ = {"exp_avg", "exp_avg_sq"};
     if (options.amsgrad) slot_names_.emplace_back("max_exp_avg_sq");
   }
-  state_.resize(slot_names_.size());
+  for (size_t p = 0; p < root.parameters.size(); ++p) {
+    if (root.parameter_infos[p].requires_grad) check_updatable(root, p);
+  }
+}
+
+HostOptimizer::HostOptimizer(const OptimizerOptions& options, const ReplicaSlot& root, const ReducedGradients& gradients)
+    : Optimizer(options, root, gradients), gradients_(gradients) {
+  state_.resize(slots().size());
   for (size_t p = 0; p < root.parameters.size(); ++p) {
     const bool is_trained = root.parameter_infos[p].requires_grad;
-    if (is_trained) check_updatable(root, p);
     for (auto& slot : state_) {
       slot.push_back(is_trained ? flat_layout(root.parameters[p]->view).allocate() : nullptr);
       if (is_trained) fill_initial(*slot.back());
@@ -78,12 +84,13 @@ Optimizer::Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, c
   }
 }
 
-void Optimizer::Lists::add(const Slice& slice) {
-  parameters.push_back(slice.parameter);
-  gradients.push_back(slice.gradient);
-  if (slice.step.defined()) steps.push_back(slice.step);
-  state.resize(slice.state.size());
-  for (size_t s = 0; s < slice.state.size(); ++s) state[s].push_back(slice.state[s]);
+void Optimizer::Lists::add(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<at::Tensor>& slots,
+                           const at::Tensor& step) {
+  parameters.push_back(parameter);
+  gradients.push_back(gradient);
+  if (step.defined()) steps.push_back(step);
+  state.resize(slots.size());
+  for (size_t s = 0; s < slots.size(); ++s) state[s].push_back(slots[s]);
 }
 
 void Optimizer::Lists::clear() {
@@ -92,12 +99,12 @@ void Optimizer::Lists::clear() {
 }
 
 // Lists the slices of parameters that have a gradient; usually the same ones as the last time.
-void Optimizer::choose(WorkerSlices& mine) const {
+void HostOptimizer::choose(WorkerSlices& mine) const {
   bool is_same = true;
   for (size_t s = 0; s < mine.slices.size(); ++s) {
     const size_t p = mine.slices[s].range.parameter;
     const char wanted = static_cast<char>(!gradients_.is_present(p) || gradients_.sparse(p) != nullptr ? 0
-                                          : steps_[p] > 0                                              ? 1
+                                          : is_begun(p)                                                ? 1
                                                                                                        : 2);
     is_same = is_same && mine.listed[s] == wanted;
     mine.listed[s] = wanted;
@@ -106,23 +113,26 @@ void Optimizer::choose(WorkerSlices& mine) const {
   mine.lists.clear();
   mine.first.clear();
   for (size_t s = 0; s < mine.slices.size(); ++s) {
-    if (mine.listed[s] != 0) (mine.listed[s] == 1 ? mine.lists : mine.first).add(mine.slices[s]);
+    const Slice& slice = mine.slices[s];
+    if (mine.listed[s] != 0) {
+      (mine.listed[s] == 1 ? mine.lists : mine.first).add(slice.parameter, slice.gradient, slice.state, slice.step);
+    }
   }
 }
 
-void Optimizer::update(size_t worker, double lr) {
+void HostOptimizer::update(size_t worker, double lr) {
   WorkerSlices& mine = workers_[worker];
   choose(mine);
   for (size_t s = 0; s < mine.slices.size() && has_step(); ++s) {
-    *static_cast<float*>(mine.slices[s].step.data_ptr()) = static_cast<float>(steps_[mine.slices[s].range.parameter] + 1);
+    *static_cast<float*>(mine.slices[s].step.data_ptr()) = static_cast<float>(steps(mine.slices[s].range.parameter) + 1);
   }
   if (!mine.lists.parameters.empty()) run(mine.lists, false, lr);
   if (!mine.first.parameters.empty()) run(mine.first, true, lr);
   for (const FlatRange& range : gradients_.sparse_ranges()[worker]) update_sparse(range, lr);
 }
 
-void Optimizer::check_gradients() const {
-  for (size_t p = 0; p < steps_.size(); ++p) {
+void HostOptimizer::check_gradients() const {
+  for (size_t p = 0; p < root_.parameters.size(); ++p) {
     if (!gradients_.comes_sparse(p)) continue;
     const bool takes_sparse = options_.name == "sgd" || options_.name == "adagrad";
     if (takes_sparse && options_.weight_decay == 0) continue;
@@ -134,7 +144,7 @@ void Optimizer::check_gradients() const {
 }
 
 // Elements [begin, end) of the values of a sparse gradient.
-void Optimizer::update_sparse(const FlatRange& range, double lr) const {
+void HostOptimizer::update_sparse(const FlatRange& range, double lr) const {
   const size_t p = range.parameter;
   const SparseRows& rows = *gradients_.sparse(p);
   const int64_t row_numel = rows.row_numel();
@@ -162,9 +172,9 @@ void Optimizer::update_sparse(const FlatRange& range, double lr) const {
   slice.gradient = flat_slice(*rows.values, range.begin, range.end);
   slice.parameter = gather(*root_.parameters[p]);
   for (const auto& slot : state_) slice.state.push_back(gather(*slot[p]));
-  if (has_step()) slice.step = at::scalar_tensor(static_cast<double>(steps_[p] + 1), at::kFloat);
+  if (has_step()) slice.step = at::scalar_tensor(static_cast<double>(steps(p) + 1), at::kFloat);
   Lists lists;
-  lists.add(slice);
+  lists.add(slice.parameter, slice.gradient, slice.state, slice.step);
   run(lists, false, lr);
   for (const auto& [whole, compact] : gathered) {
     for_each_row([&, view = whole->view](int64_t from, int64_t to, size_t size) {
@@ -173,27 +183,28 @@ void Optimizer::update_sparse(const FlatRange& range, double lr) const {
   }
 }
 
-void Optimizer::run(Lists& lists, bool is_first, double lr) const {
+void Optimizer::run(Lists& lists, bool is_first, double lr, const at::Tensor& found_overflow) const {
   const OptimizerOptions& o = options_;
+  const std::optional<at::Tensor> found = found_overflow.defined() ? std::optional(found_overflow) : std::nullopt;
   if (o.name == "sgd") {
     const at::TensorList momentum = lists.state.empty() ? at::TensorList{} : at::TensorList{lists.state[0]};
     at::_fused_sgd_(lists.parameters, lists.gradients, momentum, o.weight_decay, o.momentum, lr, o.dampening, o.nesterov,
-                    o.maximize, is_first);
+                    o.maximize, is_first, std::nullopt, found);
     return;
   }
   if (o.name == "rmsprop") return run_rmsprop(lists, lr);
   if (o.name == "adagrad") {
     at::_fused_adagrad_(lists.parameters, lists.gradients, lists.state[0], lists.steps, lr, o.lr_decay, o.weight_decay, o.eps,
-                        o.maximize);
+                        o.maximize, std::nullopt, found);
     return;
   }
   const at::TensorList max_squares = o.amsgrad ? at::TensorList{lists.state[2]} : at::TensorList{};
   if (o.name == "adam") {
     at::_fused_adam_(lists.parameters, lists.gradients, lists.state[0], lists.state[1], max_squares, lists.steps, lr, o.beta1,
-                     o.beta2, o.weight_decay, o.eps, o.amsgrad, o.maximize);
+                     o.beta2, o.weight_decay, o.eps, o.amsgrad, o.maximize, std::nullopt, found);
   } else {
     at::_fused_adamw_(lists.parameters, lists.gradients, lists.state[0], lists.state[1], max_squares, lists.steps, lr, o.beta1,
-                      o.beta2, o.weight_decay, o.eps, o.amsgrad, o.maximize);
+                      o.beta2, o.weight_decay, o.eps, o.amsgrad, o.maximize, std::nullopt, found);
   }
 }
 
@@ -227,21 +238,25 @@ void Optimizer::run_rmsprop(Lists& lists, double lr) const {
 
 void Optimizer::finish_update() {
   for (size_t p = 0; p < steps_.size(); ++p) {
-    if (gradients_.is_present(p)) ++steps_[p];
+    if (present_.is_present(p)) ++steps_[p];
   }
 }
 
 void Optimizer::set_steps(size_t parameter, int64_t steps) {
   steps_[parameter] = steps;
+  if (root_.parameter_infos[parameter].requires_grad) spread_state(parameter, steps != 0);
+}
+
+void HostOptimizer::spread_state(size_t parameter, bool is_begun) {
   for (auto& slot : state_) {
-    if (steps != 0 || !slot[parameter]) continue;
+    if (is_begun) continue;
     const stg_tensor_view& view = slot[parameter]->view;
     std::memset(first_element<>(view), 0, static_cast<size_t>(numel(view)) * element_size_bytes(view.dtype));
     fill_initial(*slot[parameter]);
   }
 }
 
-void Optimizer::fill_initial(const stg_tensor& zeros) const {
+void HostOptimizer::fill_initial(const stg_tensor& zeros) const {
   if (options_.initial_accumulator_value == 0) return;
   flat_slice(zeros, 0, numel(zeros.view)).fill_(options_.initial_accumulator_value);
 }

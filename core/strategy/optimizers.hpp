@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SGD, Adam, AdamW and Adagrad through LibTorch's fused kernels, RMSprop (which has none) through its operators, each worker on its own
-// ranges of parameters, gradients and state. The slices are made once; an update of the fused ones makes no tensor while the same
+// SGD, Adam, AdamW and Adagrad through LibTorch's fused kernels, RMSprop (which has none) through its operators. On the CPU each worker has
+// its own ranges of parameters, gradients and state. The slices are made once; an update of the fused ones makes no tensor while the same
 // parameters have gradients. Of a parameter with a sparse gradient the rows that it names are gathered, updated by the same kernels, and
 // put back.
 //
@@ -21,14 +21,15 @@ namespace stratagem {
 
 class Optimizer {
  public:
-  /// `root` and `gradients` must outlive the optimizer.
-  Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, const ReducedGradients& gradients);
+  /// All references must outlive the optimizer.
+  Optimizer(const OptimizerOptions& options, const ReplicaSlot& root, const Gradients& gradients);
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+  virtual ~Optimizer() = default;
 
   const std::string& name() const { return options_.name; }
   /// Refuses sparse gradients where the optimizer has no rule for them.
-  void check_gradients() const;
-  /// The worker's ranges of all parameters that have a gradient.
-  void update(size_t worker, double lr);
+  virtual void check_gradients() const {}
   /// Serial, after all workers' updates.
   void finish_update();
 
@@ -38,9 +39,44 @@ class Optimizer {
   /// Whether the parameter's state was begun.
   bool is_begun(size_t parameter) const { return steps_[parameter] > 0; }
   int64_t steps(size_t parameter) const { return steps_[parameter]; }
-  const stg_tensor& state(size_t parameter, size_t slot) const { return *state_[slot][parameter]; }
-  /// Says that the parameter's state was written, after `steps` updates; 0: it has none (zeros).
+  /// The root's.
+  virtual const stg_tensor& state(size_t parameter, size_t slot) const = 0;
+  /// Says that the root's state of the parameter was written, after `steps` updates; 0: it has none.
   void set_steps(size_t parameter, int64_t steps);
+
+ protected:
+  // What the kernels take.
+  struct Lists {
+    std::vector<at::Tensor> parameters, gradients, steps;
+    std::vector<std::vector<at::Tensor>> state;  // by slot
+    void add(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<at::Tensor>& slots, const at::Tensor& step);
+    void clear();
+  };
+  /// `found_overflow`: a 0-dim float on the device; where it isn't 0 nothing is updated. Undefined: all is.
+  void run(Lists& lists, bool is_first, double lr, const at::Tensor& found_overflow = {}) const;
+  /// Gives the state its values before the first update; or, with `is_begun`, the root's to whoever else has one.
+  virtual void spread_state(size_t parameter, bool is_begun) = 0;
+
+  const OptimizerOptions options_;
+  const ReplicaSlot& root_;
+
+ private:
+  void run_rmsprop(Lists& lists, double lr) const;
+
+  const Gradients& present_;
+  std::vector<std::string> slot_names_;
+  std::vector<int64_t> steps_;  // updates so far, by parameter
+};
+
+/// Of replicas on the CPU: each worker updates its ranges of the root's parameters.
+class HostOptimizer final : public Optimizer {
+ public:
+  HostOptimizer(const OptimizerOptions& options, const ReplicaSlot& root, const ReducedGradients& gradients);
+
+  void check_gradients() const override;
+  /// The worker's ranges of all parameters that have a gradient.
+  void update(size_t worker, double lr);
+  const stg_tensor& state(size_t parameter, size_t slot) const override { return *state_[slot][parameter]; }
 
  private:
   struct Slice {
@@ -50,13 +86,6 @@ class Optimizer {
     std::vector<at::Tensor> state;  // by slot
     at::Tensor step;                // the worker's own, since kernels read it while others go on
   };
-  // What the kernels take.
-  struct Lists {
-    std::vector<at::Tensor> parameters, gradients, steps;
-    std::vector<std::vector<at::Tensor>> state;
-    void add(const Slice& slice);
-    void clear();
-  };
   struct WorkerSlices {
     std::vector<Slice> slices;
     Lists lists;               // of the slices that are `listed`
@@ -64,18 +93,13 @@ class Optimizer {
     Lists first;               // those of the first gradient (SGD's kernel treats them otherwise)
   };
 
+  void spread_state(size_t parameter, bool is_begun) override;
   void fill_initial(const stg_tensor& zeros) const;
   void choose(WorkerSlices& mine) const;
   void update_sparse(const FlatRange& range, double lr) const;
-  void run(Lists& lists, bool is_first, double lr) const;
-  void run_rmsprop(Lists& lists, double lr) const;
 
-  OptimizerOptions options_;
-  const ReplicaSlot& root_;
   const ReducedGradients& gradients_;
-  std::vector<std::string> slot_names_;
   std::vector<std::vector<TensorPtr>> state_;  // by slot, by parameter
-  std::vector<int64_t> steps_;                 // updates so far, by parameter
   std::vector<WorkerSlices> workers_;
 };
 

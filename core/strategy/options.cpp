@@ -5,6 +5,7 @@
 #include <cmath>
 #include <thread>
 
+#include "accelerator/accelerators.hpp"
 #include "base/dlpack.hpp"
 #include "base/error.hpp"
 
@@ -94,9 +95,22 @@ class Section {
   std::string pointer_;
 };
 
-stg_device logical_cpu(size_t index) { return {STG_DEVICE_CPU, static_cast<int32_t>(index)}; }
+// What a list or a count of devices may name.
+struct KindOfDevice {
+  const Accelerator* accelerator = nullptr;  // null: logical CPU devices, of which there are as many as one likes
+  Accelerator::Found found;
 
-std::vector<stg_device> listed_devices(const Section& config, const json& list) {
+  stg_device device(size_t index) const {
+    return {accelerator == nullptr ? uint32_t{STG_DEVICE_CPU} : accelerator->device_kind, static_cast<int32_t>(index)};
+  }
+  std::string all() const {
+    std::vector<std::string> texts;
+    for (size_t i = 0; i < found.names.size(); ++i) texts.push_back(concat(i, " (", found.names[i], ")"));
+    return join(texts);
+  }
+};
+
+std::vector<stg_device> listed_devices(const Section& config, const json& list, const KindOfDevice& kind) {
   std::vector<stg_device> devices;
   for (size_t i = 0; i < list.size(); ++i) {
     const json& item = list[i];
@@ -104,9 +118,13 @@ std::vector<stg_device> listed_devices(const Section& config, const json& list) 
     if (!item.is_number_integer() || item.get<int64_t>() < 0 || item.get<int64_t>() >= INT32_MAX) {
       config.fail_value(key, item, "the index of a device (0, 1, ...)");
     }
-    const stg_device device = logical_cpu(item.get<uint64_t>());
+    const stg_device device = kind.device(item.get<uint64_t>());
+    if (kind.accelerator != nullptr && item.get<uint64_t>() >= kind.found.names.size()) {
+      throw Error{STG_NOT_FOUND,
+                  concat("/", key, " is ", item.dump(), "; the ", kind.accelerator->name, " devices here are ", kind.all())};
+    }
     for (const stg_device& other : devices) {
-      if (other.index == device.index) {
+      if (kind.accelerator == nullptr && other.index == device.index) {
         throw invalid_argument("/", key, ": ", device_name(device),
                                " stands twice; each logical CPU device is one replica, list others");
       }
@@ -116,17 +134,42 @@ std::vector<stg_device> listed_devices(const Section& config, const json& list) 
   return devices;
 }
 
-std::vector<stg_device> read_devices(const Section& config, Topology topology) {
-  const std::string accelerator = config.text("accelerator", "auto", {"auto", "cpu", "cuda"});
-  if (accelerator == "cuda") {
-    throw unimplemented("/accelerator is \"cuda\"; this plugin was built for the cpu only, use \"cpu\" or \"auto\"");
+// The accelerator of the config. "auto" takes the first that has devices and can be opened.
+KindOfDevice choose_kind(const Section& config, std::string& fallback) {
+  std::vector<std::string> names{"auto", "cpu"};
+  for (const Accelerator& accelerator : accelerators()) names.emplace_back(accelerator.name);
+  const std::string name = config.text("accelerator", "auto", names);
+  std::vector<std::string> reasons;
+  for (const Accelerator& accelerator : accelerators()) {
+    if (name != "auto" && name != accelerator.name) continue;
+    Accelerator::Found found = accelerator.find();
+    if (found.missing.empty()) {
+      try {
+        accelerator.open();
+        return {&accelerator, std::move(found)};
+      } catch (const Error& error) {
+        if (name != "auto") throw error.within(concat("/accelerator is \"", name, "\""), -1, {STG_DEVICE_NONE, -1});
+        found.missing = error.message;
+      }
+    }
+    if (name != "auto") {
+      throw Error{STG_FAILED_PRECONDITION, concat("/accelerator is \"", name, "\", and there is none: ", found.missing,
+                                                  " (\"cpu\" and \"auto\" run without)")};
+    }
+    reasons.push_back(concat(accelerator.name, ": ", found.missing));
   }
-  size_t count = 1;
-  if (topology == Topology::data_parallel) count = std::max(1u, std::thread::hardware_concurrency());
+  if (name == "auto" && !reasons.empty()) fallback = concat("accelerator \"auto\" is the cpu here; ", join(reasons, "; "));
+  return {};
+}
+
+std::vector<stg_device> read_devices(const Section& config, Topology topology, const KindOfDevice& kind) {
+  const size_t num_there =
+      kind.accelerator == nullptr ? std::max(1u, std::thread::hardware_concurrency()) : kind.found.names.size();
+  size_t count = topology == Topology::data_parallel ? num_there : 1;
   std::vector<stg_device> devices;
   const json* given = config.find("devices");
   if (given != nullptr && given->is_array()) {
-    devices = listed_devices(config, *given);
+    devices = listed_devices(config, *given, kind);
     if (devices.empty())
       throw invalid_argument("/devices is an empty list; a strategy needs a root device, the first of the list");
   } else {
@@ -134,7 +177,11 @@ std::vector<stg_device> read_devices(const Section& config, Topology topology) {
       if (!given->is_number_integer()) config.fail("devices", "a count, \"auto\", or a list of indices");
       count = config.count("devices", 1, 1, max_devices);
     }
-    for (size_t i = 0; i < count; ++i) devices.push_back(logical_cpu(i));
+    if (kind.accelerator != nullptr && count > num_there) {
+      throw Error{STG_NOT_FOUND, concat("/devices is ", count, "; the ", kind.accelerator->name, " devices here are ", kind.all(),
+                                        " (one that is listed twice holds two replicas)")};
+    }
+    for (size_t i = 0; i < count; ++i) devices.push_back(kind.device(i));
   }
   if (devices.size() > max_devices)
     throw invalid_argument("/devices lists ", devices.size(), " devices; at most ", max_devices, " are possible");
@@ -224,11 +271,25 @@ std::optional<OptimizerOptions> read_optimizer(const json* given) {
   return options;
 }
 
+int64_t mebibytes(const Section& section, const char* key, int64_t bytes) {
+  constexpr double mebibyte = 1 << 20;
+  return static_cast<int64_t>(section.number(key, static_cast<double>(bytes) / mebibyte, 0, 1 << 20) * mebibyte);
+}
+
 void read_strategy_options(const json* given, Topology topology, Options& options) {
   const json none = json::object();
-  const std::vector<std::string> keys =
-      topology == Topology::data_parallel ? std::vector<std::string>{"split", "compat"} : std::vector<std::string>{"compat"};
+  std::vector<std::string> keys{"compat"};
+  if (topology == Topology::data_parallel) {
+    for (const char* key : {"split", "bucket_mib", "first_bucket_mib", "compress", "nccl"}) keys.emplace_back(key);
+  }
   const Section section(given == nullptr ? none : *given, "/options", keys);
+  options.buckets.size_bytes = mebibytes(section, "bucket_mib", options.buckets.size_bytes);
+  options.buckets.first_bytes = mebibytes(section, "first_bucket_mib", options.buckets.first_bytes);
+  options.buckets.compress = section.text("compress", "none", {"none", "bf16"}) == "bf16";
+  if (const json* settings = section.find("nccl")) {
+    if (!settings->is_object()) section.fail("nccl", "an object of NCCL's settings");
+    options.transport_settings = settings->dump();
+  }
   if (section.find("compat") != nullptr) options.lightning = !section.text("compat", "", {"lightning"}).empty();
   const std::string split = section.text("split", options.lightning ? "chunk" : "balanced", {"balanced", "chunk"});
   options.split_in_chunks = split == "chunk";
@@ -239,11 +300,20 @@ void read_strategy_options(const json* given, Topology topology, Options& option
 
 }  // namespace
 
+std::array<uint32_t, 4> device_kinds() {
+  std::array<uint32_t, 4> kinds{STG_DEVICE_CPU};
+  size_t count = 1;
+  for (const Accelerator& accelerator : accelerators()) kinds.at(count++) = accelerator.device_kind;
+  return kinds;
+}
+
 Options read_options(const json& config, Topology topology) {
   const Section section(config, "",
                         {"accelerator", "devices", "precision", "optimizer", "seed", "deterministic", "threads", "options"});
   Options options;
-  options.devices = read_devices(section, topology);
+  KindOfDevice kind = choose_kind(section, options.fallback);
+  options.accelerator = kind.accelerator;
+  options.devices = read_devices(section, topology, kind);
   options.num_devices_given = options.devices.size();
   if (topology == Topology::single_device) options.devices.resize(1);
   read_precision(section, options);

@@ -5,6 +5,7 @@
 
 #include <stratagem/tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +13,8 @@
 #include <vector>
 
 namespace stratagem {
+
+struct Accelerator;
 
 struct OptimizerOptions {
   std::string name;  ///< "sgd", "adam", "adamw", "rmsprop" or "adagrad"
@@ -35,6 +38,13 @@ struct OptimizerOptions {
   double initial_accumulator_value = 0;
 };
 
+/// How gradients are gathered into buckets, on accelerators.
+struct BucketOptions {
+  int64_t size_bytes = int64_t{25} << 20;
+  int64_t first_bytes = int64_t{1} << 20;
+  bool compress = false;  ///< float32 crosses between devices as bfloat16
+};
+
 /// What an instance may be given, by strategy.
 enum class Topology { single_device, data_parallel };
 
@@ -49,9 +59,17 @@ struct Options {
   bool deterministic = false;  ///< asked of the model; what the strategy does on a CPU is so either way
   uint32_t num_threads = 0;    ///< of all replicas together; 0: the process's
   bool split_in_chunks = false;
-  bool lightning = false;  ///< as PyTorch Lightning does, where it differs
+  const Accelerator* accelerator = nullptr;  ///< null: the CPU
+  std::string fallback;                      ///< why "auto" took the CPU, to be told; empty: nothing to tell
+  BucketOptions buckets;
+  std::string transport_settings = "{}";  ///< a JSON object
+  bool lightning = false;                 ///< as PyTorch Lightning does, where it differs
 };
 
+/// STG_DEVICE_* of all that the plugins can use.
+std::array<uint32_t, 4> device_kinds();
+
+/// Looks for the devices, too.
 Options read_options(const nlohmann::json& config, Topology topology);
 
 }  // namespace stratagem

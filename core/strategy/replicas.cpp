@@ -21,7 +21,9 @@ TensorPtr own_view(const stg_tensor& tensor) {
   return copy;
 }
 
-const stg_parameter& checked(const stg_parameter* parameter, const char* kind, uint64_t index) {
+bool same_device(stg_device a, stg_device b) { return a.kind == b.kind && a.index == b.index; }
+
+const stg_parameter& checked(const stg_parameter* parameter, stg_device device, const char* kind, uint64_t index) {
   if (parameter == nullptr) throw invalid_argument("the model describes a null ", kind, " ", index);
   known_size_bytes(parameter, STG_PARAMETER_MIN_SIZE, "stg_parameter");
   if (parameter->num_names == 0 || parameter->names == nullptr)
@@ -30,9 +32,10 @@ const stg_parameter& checked(const stg_parameter* parameter, const char* kind, u
   if (parameter->tensor == nullptr)
     throw invalid_argument("the model's ", kind, " ", name, " has no tensor (not materialised yet?)");
   check_tensor(*parameter->tensor, "the model's ", kind, " ", name);
-  if (parameter->tensor->view.device.kind != STG_DEVICE_CPU) {
-    throw invalid_argument("the model's ", kind, " ", name, " is on ", device_name(parameter->tensor->view.device),
-                           "; its replica is on a cpu");
+  const stg_device found = parameter->tensor->view.device;
+  if (found.kind != device.kind || (device.kind != STG_DEVICE_CPU && found.index != device.index)) {
+    throw invalid_argument("the model's ", kind, " ", name, " is on ", device_name(found), "; its replica is on ",
+                           device.kind == STG_DEVICE_CPU ? "a cpu" : device_name(device));
   }
   return *parameter;
 }
@@ -61,9 +64,9 @@ void check_distinct_names(const ReplicaSlot& slot) {
 
 // One list of a description, as a replica keeps it.
 struct Described {
-  Described(const stg_parameter* const* list, uint64_t count, const char* kind) {
+  Described(const stg_parameter* const* list, uint64_t count, stg_device device, const char* kind) {
     for (uint64_t i = 0; i < count; ++i) {
-      const stg_parameter& entry = checked(list[i], kind, i);
+      const stg_parameter& entry = checked(list[i], device, kind, i);
       tensors.push_back(own_view(*entry.tensor));
       infos.push_back(info_of(entry));
       pinned.push_back((entry.flags & STG_PARAMETER_PINNED) != 0 && (entry.tensor->flags & STG_TENSOR_READ_ONLY) == 0);
@@ -97,7 +100,8 @@ bool same_memory(const TensorPtr& a, const TensorPtr& b) { return first_element<
 
 // ---- one replica
 
-ReplicaSlot::ReplicaSlot(const Model& model, const stg_replicate_args& args) : index_(args.replica), device_(args.device) {
+ReplicaSlot::ReplicaSlot(const Model& model, const stg_replicate_args& args, size_t its_leader)
+    : leader(its_leader), index_(args.replica), device_(args.device) {
   guarded("setup", [&] {
     model_ = Replica(model, args);
     describe();
@@ -120,8 +124,8 @@ void ReplicaSlot::describe() {
   }
   if (made.loss_kind > STG_LOSS_SUM) throw invalid_argument("the model's loss_kind is ", made.loss_kind, "; known are 0 and 1");
   description = made;  // what the one before pointed to is gone
-  Described new_parameters(made.parameters, made.num_parameters, "parameter");
-  Described new_buffers(made.buffers, made.num_buffers, "buffer");
+  Described new_parameters(made.parameters, made.num_parameters, device_, "parameter");
+  Described new_buffers(made.buffers, made.num_buffers, device_, "buffer");
   if (is_described_) {
     new_parameters.keep(parameter_infos, "parameter");
     new_buffers.keep(buffer_infos, "buffer");
@@ -173,17 +177,14 @@ void ReplicaSlot::backward(double scale, double weight, bool detect_anomaly) {
   Incoming incoming{std::vector<bool>(parameters.size()), std::vector<TensorPtr>(parameters.size()),
                     std::vector<std::optional<SparseRows>>(parameters.size())};
   model_.backward(
-      std::move(step.graph), scale, [&](uint64_t index, TensorPtr gradient) { collect(index, std::move(gradient), incoming); },
+      std::move(step.graph), scale,
+      [&](uint64_t index, TensorPtr gradient, const stg_stream*) { collect(index, std::move(gradient), incoming); },
       [&](uint64_t index, const SparseGradient& gradient) {
         const ParameterInfo& info = first_seen(index, incoming);
         check_trained(info);
         incoming.sparse_gradients[index] = read_sparse(gradient, info.names[0], parameters[index]->view);
       });
-  // A parameter that the model has frozen since setup is one without a gradient. A backward that names nothing is a mistake.
-  if (!parameters.empty() && std::find(incoming.seen.begin(), incoming.seen.end(), true) == incoming.seen.end()) {
-    throw invalid_argument("the model reported neither a gradient nor null for any parameter, ", parameter_infos[0].names[0],
-                           " the first of them");
-  }
+  check_seen(incoming);
   if (!has_gradients()) {
     gradients_weight = weight;
   } else if (weight != gradients_weight) {
@@ -201,6 +202,22 @@ void ReplicaSlot::backward(double scale, double weight, bool detect_anomaly) {
       accumulate(p, std::move(*sparse), weight / gradients_weight);
     }
   }
+}
+
+void ReplicaSlot::backward(double scale, const Replica::Ready& take) {
+  Incoming incoming{std::vector<bool>(parameters.size()), std::vector<TensorPtr>(parameters.size()), {}};
+  model_.backward(std::move(step.graph), scale, [&](uint64_t index, TensorPtr gradient, const stg_stream* stream) {
+    collect(index, std::move(gradient), incoming);
+    if (incoming.gradients[index]) take(index, std::move(incoming.gradients[index]), stream);
+  });
+  check_seen(incoming);
+}
+
+// A parameter that the model has frozen since setup is one without a gradient. A backward that names nothing is a mistake.
+void ReplicaSlot::check_seen(const Incoming& incoming) const {
+  if (parameters.empty() || std::find(incoming.seen.begin(), incoming.seen.end(), true) != incoming.seen.end()) return;
+  throw invalid_argument("the model reported neither a gradient nor null for any parameter, ", parameter_infos[0].names[0],
+                         " the first of them");
 }
 
 const ParameterInfo& ReplicaSlot::first_seen(uint64_t index, Incoming& incoming) const {
@@ -229,7 +246,11 @@ void ReplicaSlot::collect(uint64_t index, TensorPtr gradient, Incoming& incoming
     throw invalid_argument("the gradient of ", info.names[0], " is ", dtype_name(view.dtype), " ", shape_text(view),
                            "; the parameter is ", dtype_name(info.dtype), " ", shape_text(parameters[index]->view));
   }
-  check_in_host_memory(view, "the gradient of ", info.names[0]);
+  if (!same_device(view.device, parameters[index]->view.device) && !is_in_host_memory(parameters[index]->view.device)) {
+    throw invalid_argument("the gradient of ", info.names[0], " is on ", device_name(view.device), "; the parameter is on ",
+                           device_name(parameters[index]->view.device));
+  }
+  if (is_in_host_memory(parameters[index]->view.device)) check_in_host_memory(view, "the gradient of ", info.names[0]);
   incoming.gradients[index] = std::move(gradient);
 }
 
@@ -322,6 +343,18 @@ void ReplicaSlot::drop_gradients() {
 
 // ---- all of them
 
+namespace {
+
+// The first replica in the same memory.
+size_t leader_of(const std::vector<stg_device>& devices, size_t replica) {
+  if (devices[replica].kind == STG_DEVICE_CPU) return 0;
+  size_t leader = 0;
+  while (!same_device(devices[leader], devices[replica])) ++leader;
+  return leader;
+}
+
+}  // namespace
+
 Replicas::Replicas(const Model& model, const Options& options, uint32_t threads_per_replica, bool needs_writable_parameters,
                    bool state_follows) {
   stg_replicate_args args = sized<stg_replicate_args>();
@@ -333,7 +366,7 @@ Replicas::Replicas(const Model& model, const Options& options, uint32_t threads_
     args.device = options.devices[i];
     args.replica = static_cast<int32_t>(i);
     args.flags = i > 0 || state_follows ? STG_REPLICATE_SKIP_INIT : 0;
-    slots_.push_back(std::make_unique<ReplicaSlot>(model, args));
+    slots_.push_back(std::make_unique<ReplicaSlot>(model, args, leader_of(options.devices, i)));
     ReplicaSlot& slot = *slots_.back();
     slot.guarded("setup", [&] {
       if (i > 0) {
@@ -379,20 +412,21 @@ void Replicas::compare(const ReplicaSlot& other) const {
 
 void Replicas::share(ReplicaSlot& slot) {
   const stg_model& table = slot.model().model().table();
+  const ReplicaSlot& leader = *slots_[slot.leader];
   const auto all_shared = [&] {
-    return std::equal(slot.parameters.begin(), slot.parameters.end(), root().parameters.begin(), same_memory);
+    return &leader != &slot && std::equal(slot.parameters.begin(), slot.parameters.end(), leader.parameters.begin(), same_memory);
   };
-  if (!all_shared() && table.bind != nullptr) {
+  if (&leader != &slot && !all_shared() && table.bind != nullptr) {
     for (size_t p = 0; p < slot.parameters.size(); ++p) {
-      if (same_memory(slot.parameters[p], root().parameters[p])) continue;
-      check(table.bind(slot.model().model().self(), slot.model().get(), p, root().parameters[p].get(), nullptr));
+      if (same_memory(slot.parameters[p], leader.parameters[p])) continue;
+      check(table.bind(slot.model().model().self(), slot.model().get(), p, leader.parameters[p].get(), nullptr));
     }
     slot.describe();
     if (!all_shared()) throw failed_precondition("after bind, the model describes other memory than it was given");
   }
   slot.shares_parameters = all_shared();
-  all_share_parameters_ = all_share_parameters_ && slot.shares_parameters;
   if (slot.shares_parameters) return;
+  all_follow_ = all_follow_ && &leader == &slot;
   for (size_t p = 0; p < slot.parameters.size(); ++p) {
     // Gradients are added up in memory order.
     const stg_tensor_view& mine = slot.parameters[p]->view;
@@ -412,9 +446,17 @@ void Replicas::share(ReplicaSlot& slot) {
 }
 
 void Replicas::copy_parameters(size_t i) {
+  if (i != 0) copy_parameters(i, root());
+}
+
+void Replicas::refresh_parameters(size_t i) {
+  if (slots_[i]->leader != i) copy_parameters(i, *slots_[slots_[i]->leader]);
+}
+
+void Replicas::copy_parameters(size_t i, const ReplicaSlot& from) {
   ReplicaSlot& slot = *slots_[i];
-  if (i == 0 || slot.shares_parameters) return;
-  for (size_t p = 0; p < slot.parameters.size(); ++p) copy_elements(slot.parameters[p]->view, root().parameters[p]->view);
+  if (slot.shares_parameters) return;
+  for (size_t p = 0; p < slot.parameters.size(); ++p) copy_elements(slot.parameters[p]->view, from.parameters[p]->view);
   slot.parameters_dirty = true;
 }
 
@@ -442,7 +484,7 @@ void Replicas::save(size_t i) {
     if (saved_buffers_[b]) {
       copy_elements(saved_buffers_[b]->view, buffer);
     } else {
-      saved_buffers_[b] = copy_tensor(buffer);
+      saved_buffers_[b] = clone_tensor(buffer);
     }
   }
   buffers_are_saved_ = true;

@@ -3,8 +3,9 @@
 // The model's replicas, one per device, kept from setup to teardown.
 //
 //   root         replica 0: its parameters and buffers are the model's; state is read from and written to it
-//   sharing      on one CPU all replicas' parameters live in the root's memory: the model shares them itself or has `bind`. Where it
-//                can't, what an update wrote on the root is copied to the others
+//   leader       the first replica in a memory: the root on a CPU, the first on each device of an accelerator. It is what is updated
+//   sharing      the other replicas' parameters live in their leader's memory: the model shares them itself or has `bind`. Where it
+//                can't, what an update wrote on the leader is copied to them
 //   buffers      each replica has its own; between calls they are equal, the root's being the ones kept
 //   gradients    of one replica, not normalised: the sum over micro-batches of denominator x gradient
 #pragma once
@@ -33,7 +34,7 @@ struct ParameterInfo {
 
 class ReplicaSlot {
  public:
-  ReplicaSlot(const Model& model, const stg_replicate_args& args);
+  ReplicaSlot(const Model& model, const stg_replicate_args& args, size_t its_leader);
 
   int32_t index() const { return index_; }
   stg_device device() const { return device_; }
@@ -56,6 +57,8 @@ class ReplicaSlot {
   void forward(stg_step_context context, Tree share);
   /// Backward from the latest graph times `scale`, added to `gradients` times `weight`. One of 0 drops the graph unread.
   void backward(double scale, double weight, bool detect_anomaly);
+  /// The same for a replica on an accelerator: each gradient is handed on as it is ready, sparse ones as dense ones.
+  void backward(double scale, const Replica::Ready& take);
   void drop_graph() { step.graph.reset(); }
   /// Bytes; none where the model has no generator.
   Tree generator_state() const;
@@ -76,7 +79,8 @@ class ReplicaSlot {
   std::vector<std::optional<SparseRows>> sparse_gradients;  ///< by parameter
   Tree saved_generator;            ///< its state before the step that is under way; none: there is no such step
   double gradients_weight = 1;     ///< they are yet to be multiplied by it
-  bool shares_parameters = false;  ///< with the root
+  const size_t leader;             ///< the first replica in the same memory: the root for all on the CPU
+  bool shares_parameters = false;  ///< with the leader
   bool parameters_dirty = false;   ///< written since the model was last told
 
  private:
@@ -87,6 +91,7 @@ class ReplicaSlot {
     std::vector<std::optional<SparseRows>> sparse_gradients;
   };
   const ParameterInfo& first_seen(uint64_t index, Incoming& incoming) const;
+  void check_seen(const Incoming& incoming) const;
   void check_trained(const ParameterInfo& info) const;
   void collect(uint64_t index, TensorPtr gradient, Incoming& incoming) const;
   void accumulate(uint64_t index, TensorPtr gradient, double weight);
@@ -120,10 +125,13 @@ class Replicas {
   ReplicaSlot& root() { return *slots_.front(); }
   const ReplicaSlot& root() const { return *slots_.front(); }
   bool has_buffers() const { return !slots_.front()->buffers.empty(); }
-  bool all_share_parameters() const { return all_share_parameters_; }
+  /// Whether each replica that is no leader has its leader's memory, so that none needs to be refreshed after an update.
+  bool all_follow() const { return all_follow_; }
 
   /// Copies the root's parameters to replica i, where they aren't shared.
   void copy_parameters(size_t i);
+  /// Copies the leader's parameters to replica i, where they aren't shared.
+  void refresh_parameters(size_t i);
   void copy_buffers(size_t i);
   void mark_parameters_dirty();
   /// Before its forward: replica i's generator, and the root's buffers, to put back after a failed step.
@@ -137,13 +145,14 @@ class Replicas {
   void drop_all();
 
  private:
+  void copy_parameters(size_t i, const ReplicaSlot& from);
   void compare(const ReplicaSlot& other) const;
   void share(ReplicaSlot& slot);
 
   std::vector<std::unique_ptr<ReplicaSlot>> slots_;
   std::vector<TensorPtr> saved_buffers_;
   bool buffers_are_saved_ = false;
-  bool all_share_parameters_ = true;
+  bool all_follow_ = true;
 };
 
 }  // namespace stratagem

@@ -12,9 +12,10 @@ namespace stratagem {
 
 namespace {
 
-void check_on_cpu(const stg_value& root) {
-  for_each_leaf(root, [](const KeyPath& path, const stg_value& leaf) {
-    if (leaf.type == STG_TENSOR) check_in_host_memory(leaf.as.tensor->view, "the batch's tensor at ", path);
+void check_on_cpu(const stg_value& root, bool takes_devices) {
+  for_each_leaf(root, [&](const KeyPath& path, const stg_value& leaf) {
+    if (leaf.type != STG_TENSOR || takes_devices) return;
+    check_in_host_memory(leaf.as.tensor->view, "the batch's tensor at ", path);
   });
 }
 
@@ -58,7 +59,7 @@ class ShareBuilder {
                                                strides_of(view), source.flags, view.device);
     if (view.num_dims == 0 || num_rows_ < 0) part->view.byte_offset = view.byte_offset;
     if (floating_dtype_.bits == 0 || !is_floating(view.dtype) || same_dtype(view.dtype, floating_dtype_)) return part;
-    return cast_tensor(part->view, floating_dtype_);
+    return is_in_host_memory(view.device) ? cast_tensor(part->view, floating_dtype_) : std::move(part);  // the model's step casts
   }
 
   std::shared_ptr<const Tree> parent_;
@@ -85,7 +86,7 @@ std::vector<int64_t> share_sizes(int64_t num_rows, uint64_t num_replicas, bool i
 Shares split_batch(Tree batch, const SplitOptions& options) {
   if (options.num_replicas != 1 || options.floating_dtype.bits != 0 || batch.borrowed())
     return split_batch(std::make_shared<const Tree>(std::move(batch)), options);
-  check_on_cpu(batch.root());
+  check_on_cpu(batch.root(), options.takes_devices);
   const std::optional<int64_t> rows = batch_rows(batch.root());
   Shares shares;
   shares.has_rows = rows.has_value();
@@ -96,7 +97,7 @@ Shares split_batch(Tree batch, const SplitOptions& options) {
 
 // A borrowed batch is viewed; a moved one lives in the shares' tensors.
 Shares split_batch(const std::shared_ptr<const Tree>& parent, const SplitOptions& options) {
-  check_on_cpu(parent->root());
+  check_on_cpu(parent->root(), options.takes_devices);
   const std::optional<int64_t> rows = batch_rows(parent->root());
   Shares shares;
   shares.has_rows = rows.has_value();

@@ -17,6 +17,7 @@ struct SplitOptions {
   uint64_t num_replicas = 1;
   bool in_chunks = false;      ///< ceil(B/N) rows each, as PyTorch Lightning; else sizes differ by at most one
   stg_dtype floating_dtype{};  ///< floating leaves are copied into this type; {0,0,0}: left as they are
+  bool takes_devices = false;  ///< the batch may be on an accelerator
 };
 
 struct Shares {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <iterator>
 #include <map>
 
@@ -17,7 +18,8 @@ namespace {
 
 Value lend(const std::shared_ptr<Training>& training, const stg_tensor& tensor, bool copies) {
   const stg_tensor_view& view = tensor.view;
-  if (copies) return copy_tensor(view);
+  // From an accelerator always: whoever gets it may have another one, or none.
+  if (copies || !is_in_host_memory(view.device)) return copy_to_host(view);
   TensorPtr lent = make_strided_tensor(training, view.data, view.dtype, {view.shape, view.shape + view.num_dims},
                                        strides_of(view), 0, view.device);
   lent->view.byte_offset = view.byte_offset;
@@ -137,11 +139,13 @@ class Import {
     return value;
   }
 
-  static const stg_tensor& tensor_at(const stg_value& value, const std::string& name) {
+  const stg_tensor& tensor_at(const stg_value& value, const std::string& name) {
     if (value.type != STG_TENSOR)
       throw invalid_argument("the state's ", name, " is a ", type_name(value.type), "; it must be a tensor");
-    check_in_host_memory(value.as.tensor->view, "the state's ", name);
-    return *value.as.tensor;
+    const stg_tensor& tensor = *value.as.tensor;
+    if (is_in_host_memory(tensor.view.device)) return tensor;
+    device_elements(tensor.view);  // an error where there is no accelerator
+    return *in_host_memory_.emplace_back(copy_to_host(tensor.view));
   }
 
   // Whether `from` can be put into `to`; else notes why not.
@@ -264,10 +268,11 @@ class Import {
       const std::string place = concat("optimizer.", name, ".", optimizer.slots()[s]);
       const stg_value* value = find(slots, optimizer.slots()[s]);
       if (value == nullptr) report_.missing.push_back(place);
-      if (value == nullptr || !fits(optimizer.state(p, s), tensor_at(*value, place), place)) {
+      const stg_tensor* from = value == nullptr ? nullptr : &tensor_at(*value, place);
+      if (from == nullptr || !fits(optimizer.state(p, s), *from, place)) {
         is_whole = false;
       } else {
-        copies.emplace_back(optimizer.state(p, s), *value->as.tensor);
+        copies.emplace_back(optimizer.state(p, s), *from);
       }
     }
     int64_t steps = 1;  // SGD counts none, but its momentum has begun
@@ -291,12 +296,14 @@ class Import {
     steps_[p] = steps;
   }
 
-  static int64_t read_step(const stg_value& value, const std::string& name) {
+  int64_t read_step(const stg_value& value, const std::string& name) {
     double step = std::nan("");
     if (value.type == STG_INT64) step = static_cast<double>(value.as.i64);
     if (value.type == STG_DOUBLE) step = value.as.f64;
-    if (value.type == STG_TENSOR && numel(tensor_at(value, "optimizer." + name + ".step").view) == 1)
-      step = read_element(value.as.tensor->view, 0);
+    if (value.type == STG_TENSOR) {
+      const stg_tensor& tensor = tensor_at(value, "optimizer." + name + ".step");
+      if (numel(tensor.view) == 1) step = read_element(tensor.view, 0);
+    }
     if (!(step >= 0) || step > 9e15) throw invalid_argument("the state's optimizer.", name, ".step is no number of at least 0");
     return static_cast<int64_t>(step);
   }
@@ -407,6 +414,7 @@ class Import {
   std::vector<std::string> misfits_;
   std::map<std::string, bool> used_names_;
   std::vector<Copy> copies_;
+  std::deque<TensorPtr> in_host_memory_;  // of tensors that came on an accelerator
   bool takes_optimizer_ = false;
   uint64_t num_updates_ = 0;
   std::map<size_t, int64_t> steps_;

@@ -7,6 +7,9 @@
 #include <memory>
 #include <optional>
 
+#include "accelerator/lanes.hpp"
+#include "strategy/device_gradients.hpp"
+#include "strategy/device_optimizer.hpp"
 #include "strategy/gradients.hpp"
 #include "strategy/loss_scaler.hpp"
 #include "strategy/optimizers.hpp"
@@ -14,36 +17,50 @@
 
 namespace stratagem {
 
-struct Training {
-  Training(const Model& model, const Options& options, uint32_t threads_per_replica, bool is_fit, bool state_follows)
-      : replicas(model, options, threads_per_replica, is_fit && options.optimizer.has_value(), state_follows) {
-    if (!is_fit) return;
-    // Momentum moves all rows that ever had a gradient.
-    const bool has_momentum = options.optimizer && options.optimizer->name == "sgd" && options.optimizer->momentum != 0;
-    gradients.emplace(replicas.root(), replicas.size(), has_momentum);
-    if (options.scales_loss) {
-      refuse_float16(replicas.root());
-      scaler.emplace();
-    }
-    if (options.optimizer) optimizer.emplace(*options.optimizer, replicas.root(), *gradients);
-  }
+/// What replicas on an accelerator have besides.
+struct DeviceTraining {
+  DeviceTraining(const Options& options, const TransportApi& transport);
+  DeviceTraining(const DeviceTraining&) = delete;
+  DeviceTraining& operator=(const DeviceTraining&) = delete;
+  ~DeviceTraining();
 
+  /// What `reader` queues next comes after what `writer` has queued.
+  void let_wait(const char* name, size_t reader, size_t writer) const;
+  /// Before and after a lane that leads its device reads what the other replicas there made: they may use that memory again.
+  void wait_for_followers(const char* name, size_t leader) const;
+  void let_followers_go_on(const char* name, size_t leader) const;
+  /// Before a replica reads what an update of its leader wrote.
+  void wait_for_update(size_t lane) const;
+  void mark_updated(size_t leader);
+  /// Every lane goes on after all of them: for what is done rarely, on the calling thread.
+  void meet() const;
+  /// Blocks until all lanes are done.
+  void await(const Call& call, const char* waiting_for) const;
+
+  Lanes lanes;
+  TransportGroup* group = nullptr;  ///< null with one device
+
+ private:
+  std::vector<c10::Event> updated_;  // by lane, of leaders
+};
+
+struct Training {
+  /// `device`: of an accelerator, else null.
+  Training(const Model& model, const Options& options, uint32_t threads_per_replica, bool is_fit, bool state_follows,
+           std::shared_ptr<DeviceTraining> device);
+
+  ReducedGradients& host_gradients() { return static_cast<ReducedGradients&>(*gradients); }
+  HostOptimizer& host_optimizer() { return static_cast<HostOptimizer&>(*optimizer); }
+  DeviceGradients& device_gradients() { return static_cast<DeviceGradients&>(*gradients); }
+  DeviceOptimizer& device_optimizer() { return static_cast<DeviceOptimizer&>(*optimizer); }
   /// What losses are multiplied by in backward.
   double loss_scale() const { return scaler ? scaler->scale : 1; }
 
-  static void refuse_float16(const ReplicaSlot& root) {
-    for (const ParameterInfo& info : root.parameter_infos) {
-      if (!info.requires_grad || info.dtype.code != STG_DTYPE_FLOAT || info.dtype.bits != 16) continue;
-      throw invalid_argument("parameter ", info.names[0],
-                             " is float16, whose gradient 16-mixed would multiply by the loss scale; ",
-                             "keep it in float32: autocast computes in float16 all the same");
-    }
-  }
-
+  std::shared_ptr<DeviceTraining> device;  ///< null on the CPU
   Replicas replicas;
-  std::optional<ReducedGradients> gradients;  ///< in fit
-  std::optional<Optimizer> optimizer;         ///< in fit, unless the host has its own
-  std::optional<LossScaler> scaler;           ///< in fit, with 16-mixed
+  std::unique_ptr<Gradients> gradients;  ///< in fit
+  std::unique_ptr<Optimizer> optimizer;  ///< in fit, unless the host has its own
+  std::optional<LossScaler> scaler;      ///< in fit, with 16-mixed
   uint64_t num_updates = 0;
   std::vector<Bytes> further_generators;  ///< of replicas that this instance doesn't have
 };

@@ -23,14 +23,30 @@ class DataParallel final : public Engine {
       "enum": ["balanced", "chunk"],
       "default": "balanced"
     },
+    "bucket_mib": {
+      "description": "accelerators: gradients are reduced in buckets of about this size",
+      "type": "number", "minimum": 0, "exclusiveMaximum": 1048576, "default": 25
+    },
+    "first_bucket_mib": {
+      "description": "accelerators: the size of the first one, which backward fills first",
+      "type": "number", "minimum": 0, "exclusiveMaximum": 1048576, "default": 1
+    },
+    "compress": {
+      "description": "accelerators: bf16: float32 gradients cross between devices as bfloat16",
+      "enum": ["none", "bf16"],
+      "default": "none"
+    },
+    "nccl": {
+      "description": "cuda: settings of NCCL's communicators",
+      "type": "object"
+    },
     "compat": {
       "description": "lightning: what PyTorch Lightning's strategy does where it differs (implies split: chunk)",
       "enum": ["lightning"]
     }
   }
 })json",
-            {STG_DEVICE_CPU},
-            STG_CAPABILITY_MULTIPLE_DEVICES | STG_CAPABILITY_CALLER_THREAD_ONLY};
+            device_kinds(), STG_CAPABILITY_MULTIPLE_DEVICES | STG_CAPABILITY_CALLER_THREAD_ONLY | STG_CAPABILITY_STREAMS};
   }
 };
 

@@ -22,8 +22,7 @@ class SingleDevice final : public Engine {
     }
   }
 })json",
-            {STG_DEVICE_CPU},
-            STG_CAPABILITY_CALLER_THREAD_ONLY};
+            device_kinds(), STG_CAPABILITY_CALLER_THREAD_ONLY | STG_CAPABILITY_STREAMS};
   }
 };
 

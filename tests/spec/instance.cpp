@@ -33,13 +33,16 @@ double StepOutcome::loss() const {
 
 LoggingHost::LoggingHost() {
   table.self = this;
-  table.log = [](void* self, uint32_t, stg_string message, const stg_tree*) {
+  table.log = [](void* self, uint32_t level, stg_string message, const stg_tree*) {
+    if (level < STG_LOG_WARNING) return;
     static_cast<LoggingHost*>(self)->messages.emplace_back(text_of(message));
   };
 }
 
 Instance::Instance(const std::string& strategy, const std::string& config, const stg_host* host, uint64_t flags)
-    : api(api_of(strategy)) {
+    : Instance(api_of(strategy), config, host, flags) {}
+
+Instance::Instance(const stg_strategy_api& table, const std::string& config, const stg_host* host, uint64_t flags) : api(table) {
   stg_create_args args = sized<stg_create_args>();
   args.config_json = to_abi(config);
   args.host = host;

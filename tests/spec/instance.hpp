@@ -23,7 +23,7 @@ struct StepOutcome {
   double loss() const;
 };
 
-/// A host whose log is kept.
+/// A host whose warnings are kept, and what is worse.
 struct LoggingHost {
   LoggingHost();
   stg_host table = sized<stg_host>();
@@ -34,6 +34,7 @@ class Instance {
  public:
   /// `strategy` is "single_device" or "data_parallel".
   Instance(const std::string& strategy, const std::string& config, const stg_host* host = nullptr, uint64_t flags = 0);
+  Instance(const stg_strategy_api& api, const std::string& config, const stg_host* host = nullptr, uint64_t flags = 0);
   Instance(const Instance&) = delete;
   Instance& operator=(const Instance&) = delete;
   ~Instance() { api.destroy(self); }

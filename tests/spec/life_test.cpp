@@ -105,7 +105,7 @@ TEST_CASE("every bad value of a config is an error that names its JSON pointer a
   CHECK_THAT(refusal("data_parallel", R"({"devices": 2.5})"), Contains("/devices"));
   CHECK_THAT(refusal("single_device", R"({"devices": [1, 1]})"), Contains("/devices/1") && Contains("twice"));
   CHECK_THAT(refusal("single_device", R"({"accelerator": "tpu"})"), Contains("/accelerator") && Contains("cpu"));
-  CHECK_THAT(refusal("single_device", R"({"accelerator": "cuda"})", STG_UNIMPLEMENTED), Contains("/accelerator"));
+  CHECK_THAT(refusal("single_device", R"({"accelerator": "cuda"})", STG_FAILED_PRECONDITION), Contains("/accelerator"));
   CHECK_THAT(refusal("single_device", R"({"precision": "32"})"), Contains("/precision") && Contains("32-true"));
   CHECK_THAT(refusal("single_device", R"({"threads": 0})"), Contains("/threads"));
   CHECK_THAT(refusal("data_parallel", R"({"threads": 65536})"), Contains("/threads is 65536") && Contains("1 to 1024"));

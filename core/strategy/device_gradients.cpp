@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "strategy/device_gradients.hpp"
+
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
+#include "accelerator/order.hpp"
+#include "strategy/elements.hpp"
+#include "torch/bridge.hpp"
+#include "torch/dtypes.hpp"
+
+namespace stratagem {
+
+namespace {
+
+// Autograd's threads come in modes of their own.
+struct PlainMode {
+  c10::InferenceMode inference{false};
+  c10::AutoGradMode gradient{false};
+};
+
+}  // namespace
+
+// ---- buckets
+
+DeviceGradients::DeviceGradients(const Replicas& replicas, const Lanes& lanes, TransportGroup* group,
+                                 const BucketOptions& options)
+    : lanes_(lanes),
+      reduction_(lanes, group, options.compress),
+      bucket_of_(replicas.root().parameters.size()),
+      views_(lanes.size(), std::vector<at::Tensor>(replicas.root().parameters.size())),
+      has_(lanes.size(), std::vector<char>(replicas.root().parameters.size())),
+      first_weight_(lanes.size()),
+      is_present_(replicas.root().parameters.size()) {
+  for (const TensorPtr& parameter : replicas.root().parameters) layouts_.push_back(flat_layout(parameter->view));
+  if (lanes.size() > 1) make_buckets(replicas, options);
+}
+
+void DeviceGradients::make_buckets(const Replicas& replicas, const BucketOptions& options) {
+  std::vector<std::pair<at::ScalarType, std::vector<size_t>>> open;  // by dtype: one that isn't full yet
+  std::vector<int64_t> open_bytes;
+  for (size_t p = layouts_.size(); p-- > 0;) {
+    if (!replicas.root().parameter_infos[p].requires_grad) continue;
+    const at::ScalarType dtype = to_scalar_type(layouts_[p].dtype);
+    auto found = std::find_if(open.begin(), open.end(), [&](const auto& entry) { return entry.first == dtype; });
+    if (found == open.end()) {
+      open.emplace_back(dtype, std::vector<size_t>{});
+      open_bytes.push_back(0);
+      found = std::prev(open.end());
+    }
+    int64_t& bytes = open_bytes[static_cast<size_t>(found - open.begin())];
+    const auto size_bytes = static_cast<int64_t>(*checked_size_bytes(layouts_[p].dtype, layouts_[p].shape));
+    const int64_t limit_bytes = buckets_.empty() ? options.first_bytes : options.size_bytes;
+    if (bytes > 0 && bytes + size_bytes > limit_bytes) {
+      make_bucket(std::exchange(found->second, {}), dtype);
+      bytes = 0;
+    }
+    found->second.push_back(p);
+    bytes += size_bytes;
+  }
+  for (auto& [dtype, parameters] : open) {
+    if (!parameters.empty()) make_bucket(std::move(parameters), dtype);
+  }
+}
+
+void DeviceGradients::make_bucket(std::vector<size_t> parameters, at::ScalarType dtype) {
+  int64_t numel = 0;
+  for (const size_t p : parameters) numel += c10::multiply_integers(layouts_[p].shape);
+  auto bucket = std::make_unique<Bucket>(lanes_, dtype, numel);
+  bucket->num_missing.resize(lanes_.size());
+  for (size_t r = 0; r < lanes_.size(); ++r) {
+    int64_t begin = 0;
+    for (const size_t p : parameters) {
+      views_[r][p] = bucket->flat[r].as_strided(layouts_[p].shape, layouts_[p].strides, begin);
+      begin += views_[r][p].numel();
+    }
+  }
+  for (const size_t p : parameters) bucket_of_[p] = bucket.get();
+  bucket->parameters = std::move(parameters);
+  buckets_.push_back(std::move(bucket));
+}
+
+// ---- a backward
+
+void DeviceGradients::begin_backward(Backward backward) {
+  backward_ = std::move(backward);
+  backward_.weights.resize(lanes_.size());
+  for (size_t r = 0; r < lanes_.size(); ++r) {
+    if (first_weight_[r] == 0) first_weight_[r] = backward_.weights[r];
+  }
+  normalisation_ = backward_.normalisation;
+  for (const auto& bucket : buckets_) {
+    std::fill(bucket->num_missing.begin(), bucket->num_missing.end(), bucket->parameters.size());
+    bucket->num_full = 0;
+    bucket->is_launched = false;
+  }
+}
+
+void DeviceGradients::add(size_t r, size_t p, TensorPtr gradient, const stg_stream* stream) {
+  const PlainMode plain;
+  const Lane& lane = lanes_[r];
+  const c10::StreamGuard guard(lane.compute);
+  if (stream != nullptr) {
+    c10::StreamData3 wrapped{};
+    check(lanes_.transport().wrap_stream(stream, &wrapped));
+    c10::Event made(lane.device.type());
+    made.record(c10::Stream::unpack3(wrapped.stream_id, wrapped.device_index, wrapped.device_type));
+    order::wait("gradient of a model's own stream", lane.compute, made);
+  }
+  if (backward_.detects_anomalies && has_nan(gradient->view)) throw Error{STG_OUT_OF_RANGE, "the gradient has a NaN"};
+  // It will be scaled and clipped in place: so not what is still the model's, or another gradient's, too.
+  const bool may_adopt = gradient->deleter != nullptr && layouts_[p].fits(gradient->view) &&
+                         (bucket_of_[p] != nullptr || adopted_.insert(first_element<>(gradient->view)).second);
+  at::Tensor values = to_tensor(std::move(gradient), "gradient");
+  if (!has_[r][p] && bucket_of_[p] == nullptr && !may_adopt) {
+    values = at::empty_strided(layouts_[p].shape, layouts_[p].strides, values.options()).copy_(values);
+  }
+  put(r, p, std::move(values), backward_.weights[r] / first_weight_[r]);
+  Bucket* bucket = bucket_of_[p];
+  if (bucket != nullptr && normalisation_ && --bucket->num_missing[r] == 0) fill(*bucket, r);
+}
+
+void DeviceGradients::put(size_t r, size_t p, at::Tensor gradient, double alpha) {
+  at::Tensor& sum = views_[r][p];
+  if (has_[r][p]) {
+    sum.add_(gradient, alpha);
+    return;
+  }
+  has_[r][p] = 1;
+  if (bucket_of_[p] == nullptr) {
+    sum = std::move(gradient);
+  } else {
+    sum.copy_(gradient);
+  }
+  if (alpha != 1) sum.mul_(alpha);
+}
+
+void DeviceGradients::end_backward(size_t r) {
+  if (!normalisation_) return;
+  const Lanes::Scope scope(lanes_, r);
+  for (const auto& bucket : buckets_) {
+    if (bucket->num_missing[r] == 0) continue;
+    for (const size_t p : bucket->parameters) {
+      if (!has_[r][p]) views_[r][p].zero_();
+    }
+    bucket->num_missing[r] = 0;
+    fill(*bucket, r);
+  }
+}
+
+// The bucket has all that the replica gives to it.
+void DeviceGradients::fill(Bucket& bucket, size_t r) {
+  bucket.mark_full(lanes_, r);
+  bucket.factors[r] = factor(r);
+  if (bucket.num_full.fetch_add(1, std::memory_order_acq_rel) + 1 != lanes_.size()) return;
+  bucket.is_launched = true;
+  reduction_.launch(bucket);
+}
+
+void DeviceGradients::reduce(const Normalisation& normalisation) {
+  normalisation_ = normalisation;
+  for (const auto& bucket : buckets_) {
+    bucket->num_full = 0;
+    bucket->is_launched = false;
+    for (size_t r = 0; r < lanes_.size(); ++r) bucket->num_missing[r] = 1;
+  }
+  for (size_t r = 0; r < lanes_.size(); ++r) end_backward(r);
+}
+
+// ---- the reduction
+
+double DeviceGradients::factor(size_t r) const { return first_weight_[r] / normalisation_->divisor / normalisation_->loss_scale; }
+
+void DeviceGradients::receive(size_t r) const {
+  for (const auto& bucket : buckets_) {
+    if (bucket->is_launched) reduction_.receive(*bucket, r);
+  }
+  if (!buckets_.empty() || r != 0) return;
+  const double by = factor(0);
+  if (by == 1) return;
+  std::vector<at::Tensor> present;
+  for (size_t p = 0; p < layouts_.size(); ++p) {
+    if (has_[0][p]) present.push_back(views_[0][p]);
+  }
+  if (!present.empty()) at::_foreach_mul_(present, by);
+}
+
+void DeviceGradients::note_present() {
+  for (size_t p = 0; p < is_present_.size(); ++p) {
+    is_present_[p] = std::any_of(has_.begin(), has_.end(), [&](const std::vector<char>& has) { return has[p] != 0; });
+  }
+}
+
+const stg_tensor* DeviceGradients::tensor(size_t p) {
+  if (!is_present_[p]) return nullptr;
+  lent_ = to_dlpack(views_[0][p]);
+  return lent_.get();
+}
+
+void DeviceGradients::clear() {
+  // What was launched and never received, after an error, still reads and writes the buckets.
+  for (size_t r = 0; r < lanes_.size() && !buckets_.empty(); ++r) receive(r);
+  for (auto& has : has_) std::fill(has.begin(), has.end(), char{0});
+  std::fill(first_weight_.begin(), first_weight_.end(), 0.0);
+  std::fill(is_present_.begin(), is_present_.end(), false);
+  for (size_t p = 0; p < layouts_.size() && buckets_.empty(); ++p) views_[0][p] = at::Tensor();
+  adopted_.clear();
+  normalisation_.reset();
+  Gradients::clear();
+}
+
+}  // namespace stratagem

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Gradients of replicas on an accelerator. Each replica's lie in buckets, flat memory of its own: parameters in reverse order, since
+// backward comes to the last ones first; a small first bucket, so that the first reduction starts early. A bucket is reduced on the
+// communication streams as soon as every replica has filled it, while the rest of backward runs. With one replica there is nothing to
+// reduce: its gradients are kept as autograd made them.
+//
+//   in a bucket   sum over micro-batches of (weight / weight of the first) x gradient
+//   factor        weight of the first / divisor / loss scale: applied as the bucket is reduced
+//
+// All replicas' part of one bucket is launched by the thread that fills it last, so the order is the same everywhere.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <unordered_set>
+#include <vector>
+
+#include "accelerator/lanes.hpp"
+#include "strategy/device_reduction.hpp"
+#include "strategy/gradients.hpp"
+#include "strategy/options.hpp"
+#include "strategy/replicas.hpp"
+
+namespace stratagem {
+
+class DeviceGradients final : public Gradients {
+ public:
+  /// `group`: over the leaders' devices, in their order; null with one device. All outlive this.
+  DeviceGradients(const Replicas& replicas, const Lanes& lanes, TransportGroup* group, const BucketOptions& options);
+
+  struct Normalisation {
+    double divisor = 1;
+    double loss_scale = 1;
+  };
+  struct Backward {
+    std::vector<double> weights;                 ///< of the gradients, by share; replicas beyond have none
+    std::optional<Normalisation> normalisation;  ///< given: the window's last, reduced as it goes
+    bool detects_anomalies = false;
+  };
+  /// Serial: before the backward of a micro-batch.
+  void begin_backward(Backward backward);
+  /// On whatever thread the model reports it; one at a time of a replica.
+  void add(size_t replica, size_t parameter, TensorPtr gradient, const stg_stream* stream);
+  /// By each worker, whether or not it had a share.
+  void end_backward(size_t replica);
+  /// Serial: reduces what the window has, where its last backward didn't.
+  void reduce(const Normalisation& normalisation);
+
+  /// Serial, after all have ended their backward.
+  void note_present();
+  /// By each worker, after the reduction was launched: what it queues from here on comes after it.
+  void receive(size_t replica) const;
+  /// Of parameters that any replica has one for; reduced on leaders.
+  const at::Tensor& gradient(size_t replica, size_t parameter) const { return views_[replica][parameter]; }
+
+  bool is_present(size_t parameter) const override { return is_present_[parameter]; }
+  const stg_tensor* tensor(size_t parameter) override;
+  void clear() override;
+  size_t num_buckets() const { return buckets_.size(); }
+
+ private:
+  struct Bucket : DeviceBucket {
+    using DeviceBucket::DeviceBucket;
+    std::vector<size_t> parameters;
+    std::vector<size_t> num_missing;  // by replica, in this backward
+    std::atomic<size_t> num_full{0};  // replicas
+    bool is_launched = false;
+  };
+  void make_buckets(const Replicas& replicas, const BucketOptions& options);
+  void make_bucket(std::vector<size_t> parameters, at::ScalarType dtype);
+  void put(size_t replica, size_t parameter, at::Tensor gradient, double alpha);
+  void fill(Bucket& bucket, size_t replica);
+  double factor(size_t replica) const;
+
+  const Lanes& lanes_;
+  DeviceReduction reduction_;
+  std::vector<FlatLayout> layouts_;  // by parameter
+  std::vector<std::unique_ptr<Bucket>> buckets_;
+  std::vector<Bucket*> bucket_of_;              // by parameter; null: frozen, or there are no buckets
+  std::vector<std::vector<at::Tensor>> views_;  // by replica, by parameter
+  std::vector<std::vector<char>> has_;          // by replica, by parameter: in this window
+  std::vector<double> first_weight_;            // by replica; 0: nothing yet
+  std::vector<bool> is_present_;
+  std::unordered_set<const void*> adopted_;  // memory of gradients that are kept as they came
+  Backward backward_;
+  std::optional<Normalisation> normalisation_;
+  TensorPtr lent_;
+};
+
+}  // namespace stratagem

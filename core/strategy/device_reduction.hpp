@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Flat memory of several replicas on an accelerator becomes its weighted sum, on their communication streams: replicas on one device are
+// added up into their leader's memory there, and the leaders' are all-reduced by the transport, so that all have the same bits.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <mutex>
+#include <vector>
+
+#include "accelerator/lanes.hpp"
+
+namespace stratagem {
+
+/// What is reduced at once. Events are recorded anew each time.
+struct DeviceBucket {
+  DeviceBucket(const Lanes& lanes, at::ScalarType type, int64_t numel);
+  /// Of lane i: what it gives is in its memory.
+  void mark_full(const Lanes& lanes, size_t lane) { full[lane].record(lanes[lane].compute); }
+
+  at::ScalarType dtype;
+  std::vector<at::Tensor> flat;     ///< by lane, on its device
+  std::vector<double> factors;      ///< by lane: what its memory counts in the sum; 0: it isn't read
+  std::vector<c10::Event> full;     ///< by lane
+  std::vector<c10::Event> reduced;  ///< by lane, of leaders: they have the sum, and have read the others of their device
+};
+
+class DeviceReduction {
+ public:
+  /// `group`: over the leaders' devices, in their order; null with one device. `compress`: float32 crosses between devices as bfloat16,
+  /// its factor applied before.
+  DeviceReduction(const Lanes& lanes, TransportGroup* group, bool compress)
+      : lanes_(lanes), group_(group), compresses_(compress) {}
+
+  /// Queues the sum, once all lanes have marked theirs full. Any thread.
+  void launch(DeviceBucket& bucket);
+  /// What is queued on the lane's compute stream from here on comes after it: a leader reads the sum, others may write again.
+  void receive(const DeviceBucket& bucket, size_t lane) const;
+
+ private:
+  void add_on_device(DeviceBucket& bucket, size_t leader) const;
+  void all_reduce(DeviceBucket& bucket) const;
+  bool is_alone(size_t leader) const;
+
+  const Lanes& lanes_;
+  TransportGroup* group_;
+  bool compresses_;
+  std::mutex mutex_;  // no two threads are in the transport
+};
+
+}  // namespace stratagem

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parts of a step on an accelerator. What they queue is ordered by the streams of each replica's lane (accelerator/lanes.hpp); the
+// host reads only what a caller asked for (the norm of a clipped gradient, whether a scaled one overflowed), when all is queued.
+//
+//   train_batch   each  forward | then: weights, which are the factors of the reduction
+//                 each  backward; full buckets are reduced meanwhile | then: outputs gathered
+//                 each  waits for the buckets | leaders  overflow, clip, update
+#include "base/dlpack.hpp"
+#include "strategy/elements.hpp"
+#include "strategy/engine_step.hpp"
+
+namespace stratagem {
+
+// Around what is queued on the calling thread outside a run.
+void Engine::in_root_lane(const Call& call, const std::function<void()>& body) const {
+  if (!device_) return body();
+  const Lanes::Scope scope(device_->lanes, 0);
+  device_->lanes.enter(call);
+  try {
+    body();
+  } catch (...) {
+    device_->lanes.leave(call);
+    throw;
+  }
+  device_->lanes.leave(call);
+}
+
+Tree Engine::place(Step& step, size_t worker) {
+  Tree share = std::move(step.shares.trees[worker]);
+  const ReplicaSlot& slot = training_->replicas[worker];
+  if (!device_) return share;
+  device_->wait_for_update(worker);
+  // A model that moves its batches itself knows better.
+  if (slot.model().model().table().transfer != nullptr) return share;
+  Lanes& lanes = device_->lanes;
+  if (!step.arrivals.empty()) return lanes.receive(worker, std::move(step.arrivals[worker]));
+  return lanes.receive(worker, lanes.send(worker, std::move(share), step.keeps_shares));
+}
+
+void Engine::begin_device_backward(const Step& step, bool is_last) {
+  DeviceGradients::Backward backward;
+  backward.weights = step.scales;
+  if (is_last && window_.divisor != 0) backward.normalisation = {window_.divisor, training_->loss_scale()};
+  backward.detects_anomalies = step.detects_anomalies && !training_->scaler;
+  training_->device_gradients().begin_backward(std::move(backward));
+}
+
+void Engine::backward_on_device(Step& step, size_t worker) {
+  DeviceGradients& gradients = training_->device_gradients();
+  ReplicaSlot& slot = training_->replicas[worker];
+  if (worker < step.num_shares && step.scales[worker] != 0) {
+    const PartScope scope(host_, "backward", worker);
+    slot.guarded("backward", [&] {
+      slot.backward(training_->loss_scale(), [&](uint64_t index, TensorPtr gradient, const stg_stream* stream) {
+        gradients.add(worker, index, std::move(gradient), stream);
+      });
+    });
+  } else {
+    slot.drop_graph();
+  }
+  gradients.end_backward(worker);
+}
+
+void Engine::add_device_reduction_phase(Phases& phases) {
+  phases.push_back({"reduce",
+                    [this](size_t worker) {
+                      if (window_.divisor != 0) training_->device_gradients().receive(worker);
+                    },
+                    [this] {
+                      training_->device_gradients().note_present();
+                      training_->gradients->mark_complete();
+                    }});
+}
+
+void Engine::add_device_update_phase(Phases& phases, const UpdatePtr& update) {
+  phases.push_back({"update", [this, update](size_t worker) { irrevocably([&] { update_on_device(*update, worker); }); }, {}});
+  add_refresh_phase(phases);
+}
+
+void Engine::update_on_device(Update& update, size_t worker) {
+  if (update.is_skipped || !device_->lanes.is_leader(worker)) return;
+  const PartScope scope(worker == 0 ? host_ : silent_host_, "update", worker);
+  device_->wait_for_followers("backward of a device's replicas before its update", worker);
+  DeviceOptimizer::Found found = training_->device_optimizer().update(worker, update.args, training_->scaler.has_value());
+  device_->mark_updated(worker);
+  if (worker == 0) update.found = std::move(found);
+}
+
+// What the host must know of an update, when everything is queued.
+void Engine::finish_device_update(const Call& call, Update& update) {
+  const Lanes::Scope scope(device_->lanes, 0);
+  const DeviceOptimizer::Found& found = update.found;
+  if (found.overflow.defined() || found.norm.defined()) device_->lanes.await(call, 0, "the update");
+  if (found.overflow.defined() && found.overflow.item<float>() != 0) {
+    update.is_skipped = true;
+    update.result.outcome = STG_UPDATE_SKIPPED_OVERFLOW;
+  } else if (found.norm.defined()) {
+    update.result.gradient_norm = found.norm.item<double>();
+  }
+  finish_update(update);
+}
+
+bool Engine::have_overflow_on_device(const Call& call) {
+  const DeviceGradients& gradients = training_->device_gradients();
+  std::vector<at::Tensor> present;
+  for (size_t p = 0; p < training_->replicas.root().parameters.size(); ++p) {
+    if (gradients.is_present(p)) present.push_back(gradients.gradient(0, p));
+  }
+  if (present.empty()) return false;
+  const Lanes::Scope scope(device_->lanes, 0);
+  const at::Tensor found = find_overflow(present, device_->lanes.root().device);
+  device_->lanes.await(call, 0, "the look for an overflow");
+  return found.item<float>() != 0;
+}
+
+// The root's buffers to another replica. Between devices LibTorch copies on the root's own stream, which this thread has as that
+// device's current one; on one device it does on the replica's.
+void Engine::copy_buffers(size_t worker) {
+  if (!device_ || worker == 0) return training_->replicas.copy_buffers(worker);
+  const bool is_on_root_device = device_->lanes[worker].leader == 0;
+  if (is_on_root_device) device_->let_wait("the root's buffers before they are copied", worker, 0);
+  training_->replicas.copy_buffers(worker);
+  if (is_on_root_device) device_->let_wait("buffers copied before the root writes them", 0, worker);
+}
+
+// Every tensor to a replica's device, for what its lane does next and, after the call, for the caller.
+Tree Engine::move_batch(const Call& call, Tree batch, size_t replica) {
+  Lanes& lanes = device_->lanes;
+  in_root_lane(call, [&] {
+    const bool keeps = !batch.borrowed();
+    if (batch.borrowed()) batch = copy_tree(batch.root(), &clone_tensor);
+    batch = lanes.receive(replica, lanes.send(replica, std::move(batch), keeps));
+  });
+  return lanes.lend(call, std::move(batch));
+}
+
+Tree Engine::to_host(const Call& call, Tree object) {
+  if (!device_) return Strategy::to_host(call, std::move(object));
+  in_root_lane(call, [&] {
+    device_->await(call, "what is to be read");
+    if (object.borrowed()) object = copy_tree(object.root(), &clone_tensor);
+    for_each_leaf(object.root(), [](const KeyPath&, stg_value& leaf) {
+      if (leaf.type != STG_TENSOR || is_in_host_memory(leaf.as.tensor->view.device)) return;
+      TensorPtr before{std::exchange(leaf.as.tensor, copy_to_host(leaf.as.tensor->view).release())};
+    });
+  });
+  return object;
+}
+
+}  // namespace stratagem
