@@ -246,8 +246,8 @@ VALUE(STG_STEP_INFERENCE, 2u);
 VALUE(STG_STEP_DETECT_ANOMALY, 4u);
 VALUE(STG_STEP_DETERMINISTIC, 8u);
 
-SIZE(stg_step_context, 64);
-VALUE(STG_STEP_CONTEXT_MIN_SIZE, 64u);
+SIZE(stg_step_context, 88);
+VALUE(STG_STEP_CONTEXT_MIN_SIZE, 88u);
 FIELD(stg_step_context, struct_size, 0, 8);
 FIELD(stg_step_context, device, 8, 8);
 FIELD(stg_step_context, replica, 16, 4);
@@ -259,6 +259,7 @@ FIELD(stg_step_context, dataloader_index, 40, 8);
 FIELD(stg_step_context, global_step, 48, 8);
 FIELD(stg_step_context, autocast_dtype, 56, 4);
 FIELD(stg_step_context, reserved, 60, 4);
+FIELD(stg_step_context, stream, 64, 24);
 
 SIZE(stg_model_step_result, 64);
 VALUE(STG_MODEL_STEP_RESULT_MIN_SIZE, 64u);

@@ -98,9 +98,11 @@ typedef struct stg_step_context {
   int64_t global_step;      /* optimizer steps done */
   stg_dtype autocast_dtype; /* {0,0,0}: autocast is off */
   uint32_t reserved;        /* 0 */
+  stg_stream stream; /* the replica's, on an accelerator: the batch is ready on it, and the step and its backward queue their work on it;
+                        on a CPU zeros */
 } stg_step_context;
-#define STG_STEP_CONTEXT_MIN_SIZE 64u
-STG_ASSERT_SIZE(stg_step_context, 64);
+#define STG_STEP_CONTEXT_MIN_SIZE 88u
+STG_ASSERT_SIZE(stg_step_context, 88);
 
 /* What a step gives back. The caller zeroes it, sets struct_size, and owns what is in it afterwards. Growing. */
 typedef struct stg_model_step_result {
@@ -121,7 +123,7 @@ typedef struct stg_gradient_sink {
   /* Parameter `index` has its gradient, in the parameter's shape and on its device. Each index exactly once per backward, in any
    * order; null: the parameter got none. Frozen parameters may be left out, those frozen since setup too; one that was frozen at setup
    * must not come with a gradient. `gradient` is moved, on error too; what is left of backward may still read its memory. `stream` orders
-   * it, null: the default one. On a CPU called on the replica's thread, on an accelerator by autograd's thread of that device. [replica] */
+   * it, null: that of the step. On a CPU called on the replica's thread, on an accelerator by autograd's thread of that device. [replica] */
   stg_error *(*ready)(void *self, uint64_t index, stg_tensor *gradient, const stg_stream *stream);
   /* The same for a sparse gradient: int64 `indices` (sparse_dims, n), `values` (n, ...), both moved, and the dense shape. Entries come in
    * any order; those of one place are added. Null: make it dense and call ready. [replica] */

@@ -108,7 +108,9 @@ void Engine::forward(Step& step, size_t worker) {
   const bool is_training = step.context.stage == STG_STAGE_FIT;
   slot.guarded("forward", [&] {
     if (is_training) replicas.save(worker);
-    slot.forward(step.context, place(step, worker));
+    stg_step_context context = step.context;
+    if (device_) context.stream = device_->compute_streams[worker];
+    slot.forward(context, place(step, worker));
     step.weights[worker] = resolve_weight(step, worker, slot.step);
     if (!is_training) return;
     const stg_value& loss = find_loss(slot.step.outputs.root());

@@ -21,7 +21,10 @@ void refuse_float16(const ReplicaSlot& root) {
 
 DeviceTraining::DeviceTraining(const Options& options, const TransportApi& transport) : lanes(options.devices, transport) {
   use_device_elements();
-  for (size_t i = 0; i < lanes.size(); ++i) updated_.emplace_back(lanes[i].device.type());
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    updated_.emplace_back(lanes[i].device.type());
+    check(transport.native_stream(lanes[i].compute.pack3(), &compute_streams.emplace_back()));
+  }
   if (lanes.leaders().size() == 1) return;
   std::vector<stg_device> devices;
   for (const size_t leader : lanes.leaders()) devices.push_back(options.devices[leader]);

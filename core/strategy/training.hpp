@@ -38,7 +38,8 @@ struct DeviceTraining {
   void await(const Call& call, const char* waiting_for) const;
 
   Lanes lanes;
-  TransportGroup* group = nullptr;  ///< null with one device
+  TransportGroup* group = nullptr;          ///< null with one device
+  std::vector<stg_stream> compute_streams;  ///< by lane: what a model is told
 
  private:
   std::vector<c10::Event> updated_;  // by lane, of leaders

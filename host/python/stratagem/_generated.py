@@ -129,7 +129,7 @@ STG_HOST_MIN_SIZE = 88
 STG_REPLICATE_ARGS_MIN_SIZE = 48
 STG_PARAMETER_MIN_SIZE = 40
 STG_MODEL_DESCRIPTION_MIN_SIZE = 48
-STG_STEP_CONTEXT_MIN_SIZE = 64
+STG_STEP_CONTEXT_MIN_SIZE = 88
 STG_MODEL_STEP_RESULT_MIN_SIZE = 64
 STG_GRADIENT_SINK_MIN_SIZE = 32
 STG_MODEL_MIN_SIZE = 88
@@ -494,6 +494,7 @@ stg_step_context._fields_ = [
     ("global_step", c_int64),
     ("autocast_dtype", stg_dtype),
     ("reserved", c_uint32),
+    ("stream", stg_stream),
 ]
 stg_model_step_result._fields_ = [
     ("struct_size", c_uint64),
@@ -759,7 +760,7 @@ LAYOUT = {
     stg_replicate_args: (48, {"struct_size": 0, "device": 8, "replica": 16, "num_replicas": 20, "floating_dtype": 24, "num_threads": 28, "seed": 32, "flags": 40}),
     stg_parameter: (40, {"struct_size": 0, "names": 8, "num_names": 16, "tensor": 24, "flags": 32}),
     stg_model_description: (48, {"struct_size": 0, "parameters": 8, "num_parameters": 16, "buffers": 24, "num_buffers": 32, "loss_kind": 40}),
-    stg_step_context: (64, {"struct_size": 0, "device": 8, "replica": 16, "num_replicas": 20, "stage": 24, "flags": 28, "batch_index": 32, "dataloader_index": 40, "global_step": 48, "autocast_dtype": 56, "reserved": 60}),
+    stg_step_context: (88, {"struct_size": 0, "device": 8, "replica": 16, "num_replicas": 20, "stage": 24, "flags": 28, "batch_index": 32, "dataloader_index": 40, "global_step": 48, "autocast_dtype": 56, "reserved": 60, "stream": 64}),
     stg_model_step_result: (64, {"struct_size": 0, "outputs": 8, "denominator": 40, "graph": 56}),
     stg_gradient_sink: (32, {"struct_size": 0, "self": 8, "ready": 16, "ready_sparse": 24}),
     stg_model: (144, {"struct_size": 0, "self": 8, "retain": 16, "release": 24, "replicate": 32, "destroy_replica": 40, "describe": 48, "set_mode": 56, "step": 64, "backward": 72, "release_graph": 80, "bind": 88, "parameters_changed": 96, "split": 104, "transfer": 112, "synchronize": 120, "get_generator_state": 128, "set_generator_state": 136}),

@@ -79,7 +79,7 @@ pub const STG_STEP_GRADIENT: u32 = 1;
 pub const STG_STEP_INFERENCE: u32 = 2;
 pub const STG_STEP_DETECT_ANOMALY: u32 = 4;
 pub const STG_STEP_DETERMINISTIC: u32 = 8;
-pub const STG_STEP_CONTEXT_MIN_SIZE: u32 = 64;
+pub const STG_STEP_CONTEXT_MIN_SIZE: u32 = 88;
 pub const STG_MODEL_STEP_RESULT_MIN_SIZE: u32 = 64;
 pub const STG_GRADIENT_SINK_MIN_SIZE: u32 = 32;
 pub const STG_MODEL_MIN_SIZE: u32 = 88;
@@ -964,10 +964,13 @@ pub struct stg_step_context {
     pub autocast_dtype: stg_dtype,
     /// 0
     pub reserved: u32,
+    /** the replica's, on an accelerator: the batch is ready on it, and the step and its backward queue their work on it;
+on a CPU zeros*/
+    pub stream: stg_stream,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of stg_step_context"][::std::mem::size_of::<stg_step_context>() - 64usize];
+    ["Size of stg_step_context"][::std::mem::size_of::<stg_step_context>() - 88usize];
     [
         "Alignment of stg_step_context",
     ][::std::mem::align_of::<stg_step_context>() - 8usize];
@@ -1004,6 +1007,9 @@ const _: () = {
     [
         "Offset of field: stg_step_context::reserved",
     ][::std::mem::offset_of!(stg_step_context, reserved) - 60usize];
+    [
+        "Offset of field: stg_step_context::stream",
+    ][::std::mem::offset_of!(stg_step_context, stream) - 64usize];
 };
 /// What a step gives back. The caller zeroes it, sets struct_size, and owns what is in it afterwards. Growing.
 #[repr(C)]
@@ -1049,7 +1055,7 @@ pub struct stg_gradient_sink {
     /** Parameter `index` has its gradient, in the parameter's shape and on its device. Each index exactly once per backward, in any
  order; null: the parameter got none. Frozen parameters may be left out, those frozen since setup too; one that was frozen at setup
  must not come with a gradient. `gradient` is moved, on error too; what is left of backward may still read its memory. `stream` orders
- it, null: the default one. On a CPU called on the replica's thread, on an accelerator by autograd's thread of that device. [replica]*/
+ it, null: that of the step. On a CPU called on the replica's thread, on an accelerator by autograd's thread of that device. [replica]*/
     pub ready: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
