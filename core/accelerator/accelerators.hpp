@@ -15,8 +15,8 @@
 namespace stratagem {
 
 struct Accelerator {
-  const char* name;          ///< as a config says it: "cuda"
-  uint32_t device_kind;      ///< STG_DEVICE_*
+  const char* name;      ///< as a config says it: "cuda"
+  uint32_t device_kind;  ///< STG_DEVICE_*
   c10::DeviceType torch_type;
 
   struct Found {

@@ -24,7 +24,9 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 
+#include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -58,7 +60,7 @@ class Lanes {
   Lanes(const std::vector<stg_device>& devices, const TransportApi& transport);
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
-  /// Waits for copies whose sources it keeps.
+  /// Waits for copies whose sources it keeps; closes the group.
   ~Lanes();
 
   size_t size() const { return lanes_.size(); }
@@ -68,6 +70,9 @@ class Lanes {
   /// By distinct device: its leader.
   const std::vector<size_t>& leaders() const { return leaders_; }
   const TransportApi& transport() const { return transport_; }
+  /// A host's or a model's stream as LibTorch's.
+  c10::Stream wrap(const stg_stream& stream) const;
+  static c10::Stream default_stream(const Lane& lane);
 
   /// While it lives, the calling thread works in a lane: its device is the current one, and each device's current stream is the compute
   /// stream of this lane or of that device's leader, so that LibTorch's copies between devices are ordered after what both compute.
@@ -88,15 +93,29 @@ class Lanes {
   /// The outputs of a call as the caller gets them: when it releases a tensor, what it has queued by then may still read it.
   Tree lend(const Call& call, Tree outputs) const;
 
-  /// Starts to copy a share to the lane's device: out of pinned memory at once, else through pinned memory. Tensors that are there
-  /// already, or on another accelerator's device, stay as they are. `may_keep`: the share's memory can be kept until it was read.
-  Arrival send(size_t lane, Tree share, bool may_keep);
-  /// The share, for what is queued on the lane's compute stream from here on.
+  /// A batch that is ours: whenever the last share of it is released, by a graph or a model's thread, the stream that made a tensor comes
+  /// after what was computed with it. That stream is the caller's, or without a call that of the device's leader.
+  Tree hold(const Call* call, Tree batch) const;
+  /// Starts to copy a share's tensors in host memory to the lane's device: out of pinned memory at once, else through pinned memory.
+  Arrival send(size_t lane, Tree share);
+  /// The share, on the lane's device, for what is queued on its compute stream from here on. In the lane.
   Tree receive(size_t lane, Arrival arrival) const;
 
-  /// Blocks until the lane's compute stream is done; a deadline, a cancel flag or an error of the transport ends it. `waiting_for` is told.
+  /// Blocks until all streams of all lanes are done; whatever is wrong with them by then is nobody's concern any more.
+  void finish() const noexcept;
+  /// Blocks until the lane's compute stream is done; a deadline, a cancel flag, an abort or an error of the transport ends it, all of which
+  /// leave the devices in the midst of something: the instance is draining then. `waiting_for` is told.
   void await(const Call& call, size_t lane, const char* waiting_for) const;
+
+  /// The group over the leaders, owned by this from here on.
   void set_group(TransportGroup* group) { group_ = group; }
+  /// Null with one device.
+  TransportGroup* group() const { return group_; }
+  /// After an error of the transport: nothing more goes through it. Gives `error`, with which the instance is draining.
+  Error broken(const Error& error) const;
+  bool is_broken() const { return is_broken_.load(std::memory_order_acquire); }
+  /// Any thread: ends what `await` waits for, and every collective.
+  void abort() noexcept;
 
  private:
   // A source that a copy stream reads.
@@ -105,12 +124,19 @@ class Lanes {
     std::vector<at::Tensor> staged;
     std::vector<TensorPtr> given;
   };
+  using Release = std::function<void(const Lane& lane)>;
+  Tree rewrap(Tree tree, const std::function<Release(const Lane& leader)>& release_on) const;
   c10::Stream host_stream(const Call& call, const Lane& lane) const;
   void forget_arrived();
 
   const TransportApi& transport_;
   TransportGroup* group_ = nullptr;
+  mutable std::atomic<bool> is_broken_{false};
+  std::atomic<bool> is_aborted_{false};
   std::vector<Lane> lanes_;
+  // Recorded anew by each call: making one may cost a call of the driver.
+  std::vector<c10::Event> entries_;  // by leader
+  std::vector<c10::Event> returns_;  // by lane
   std::vector<size_t> leaders_;
   std::mutex mutex_;  // guards in_flight_: the thread of announced batches sends, too
   std::deque<InFlight> in_flight_;

@@ -21,9 +21,7 @@ at::Tensor as_torch(const stg_tensor_view& view) {
   return view_tensor(tensor);
 }
 
-void copy(const stg_tensor_view& destination, const stg_tensor_view& source) {
-  as_torch(destination).copy_(as_torch(source));
-}
+void copy(const stg_tensor_view& destination, const stg_tensor_view& source) { as_torch(destination).copy_(as_torch(source)); }
 
 TensorPtr clone(const stg_tensor_view& source) { return to_dlpack(as_torch(source).clone(at::MemoryFormat::Contiguous)); }
 

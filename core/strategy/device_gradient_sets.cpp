@@ -4,7 +4,6 @@
 // back.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <map>
 
@@ -104,12 +103,8 @@ class DeviceSets {
  private:
   c10::Stream stream(size_t i) const {
     const stg_stream& given = sets_[i]->stream;
-    if (given.device.kind != lanes_[i].abi_device.kind) {  // all zeros: none was given
-      return c10::impl::VirtualGuardImpl(lanes_[i].device.type()).getDefaultStream(lanes_[i].device);
-    }
-    c10::StreamData3 wrapped{};
-    check(lanes_.transport().wrap_stream(&given, &wrapped));
-    return c10::Stream::unpack3(wrapped.stream_id, wrapped.device_index, wrapped.device_type);
+    return given.device.kind == lanes_[i].abi_device.kind ? lanes_.wrap(given)
+                                                          : Lanes::default_stream(lanes_[i]);  // else all zeros
   }
 
   const std::vector<stg_gradient_set*>& sets_;
@@ -128,12 +123,10 @@ void reduce_device_gradient_sets(const std::vector<stg_gradient_set*>& sets, uin
     all.fill(bucket, rows, factors);
     reduction.launch(bucket);
     all.hand_out(bucket, rows, reduction);
-    // Dropped now, while other streams than the ones that made it are still at it.
+    // A leader's memory goes now, while the others of its device read it.
     for (size_t i = 0; i < lanes.size(); ++i) {
-      order::keep("flat gradients of a set until they are reduced", bucket.flat[i], lanes[lanes[i].leader].comm);
-      if (!lanes.is_leader(i)) {
-        order::keep("the sum until each replica of its device has it", bucket.flat[lanes[i].leader], lanes[i].compute);
-      }
+      if (lanes.is_leader(i)) continue;
+      order::keep("the sum until each replica of its device has it", bucket.flat[lanes[i].leader], lanes[i].compute);
     }
   }
   all.leave();

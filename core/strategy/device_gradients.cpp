@@ -28,10 +28,9 @@ struct PlainMode {
 
 // ---- buckets
 
-DeviceGradients::DeviceGradients(const Replicas& replicas, const Lanes& lanes, TransportGroup* group,
-                                 const BucketOptions& options)
+DeviceGradients::DeviceGradients(const Replicas& replicas, const Lanes& lanes, const BucketOptions& options)
     : lanes_(lanes),
-      reduction_(lanes, group, options.compress),
+      reduction_(lanes, options.compress),
       bucket_of_(replicas.root().parameters.size()),
       views_(lanes.size(), std::vector<at::Tensor>(replicas.root().parameters.size())),
       has_(lanes.size(), std::vector<char>(replicas.root().parameters.size())),
@@ -105,25 +104,34 @@ void DeviceGradients::add(size_t r, size_t p, TensorPtr gradient, const stg_stre
   const PlainMode plain;
   const Lane& lane = lanes_[r];
   const c10::StreamGuard guard(lane.compute);
+  std::optional<c10::Stream> its_own;
   if (stream != nullptr) {
-    c10::StreamData3 wrapped{};
-    check(lanes_.transport().wrap_stream(stream, &wrapped));
+    its_own = lanes_.wrap(*stream);
     c10::Event made(lane.device.type());
-    made.record(c10::Stream::unpack3(wrapped.stream_id, wrapped.device_index, wrapped.device_type));
-    order::wait("gradient of a model's own stream", lane.compute, made);
+    made.record(*its_own);
+    order::wait("gradient of a model's own stream before it is read", lane.compute, made);
   }
   if (backward_.detects_anomalies && has_nan(gradient->view)) throw Error{STG_OUT_OF_RANGE, "the gradient has a NaN"};
   // It will be scaled and clipped in place: so not what is still the model's, or another gradient's, too.
-  const bool may_adopt = gradient->deleter != nullptr && layouts_[p].fits(gradient->view) &&
+  const bool may_adopt = !its_own && gradient->deleter != nullptr && layouts_[p].fits(gradient->view) &&
                          (bucket_of_[p] != nullptr || adopted_.insert(first_element<>(gradient->view)).second);
   at::Tensor values = to_tensor(std::move(gradient), "gradient");
   if (!has_[r][p] && bucket_of_[p] == nullptr && !may_adopt) {
-    values = at::empty_strided(layouts_[p].shape, layouts_[p].strides, values.options()).copy_(values);
+    put(r, p, at::empty_strided(layouts_[p].shape, layouts_[p].strides, values.options()).copy_(values), weight_of(r));
+  } else {
+    put(r, p, values, weight_of(r));
   }
-  put(r, p, std::move(values), backward_.weights[r] / first_weight_[r]);
+  if (its_own) {
+    c10::Event taken(lane.device.type());
+    taken.record(lane.compute);
+    order::wait("gradient taken before its memory is used again", *its_own, taken);
+  }
   Bucket* bucket = bucket_of_[p];
   if (bucket != nullptr && normalisation_ && --bucket->num_missing[r] == 0) fill(*bucket, r);
 }
+
+// Against the window's first.
+double DeviceGradients::weight_of(size_t r) const { return backward_.weights[r] / first_weight_[r]; }
 
 void DeviceGradients::put(size_t r, size_t p, at::Tensor gradient, double alpha) {
   at::Tensor& sum = views_[r][p];
@@ -204,7 +212,8 @@ const stg_tensor* DeviceGradients::tensor(size_t p) {
 
 void DeviceGradients::clear() {
   // What was launched and never received, after an error, still reads and writes the buckets.
-  for (size_t r = 0; r < lanes_.size() && !buckets_.empty(); ++r) receive(r);
+  for (size_t r = 0; r < lanes_.size() && !are_complete() && !buckets_.empty(); ++r) receive(r);
+  for (const auto& bucket : buckets_) bucket->is_launched = false;
   for (auto& has : has_) std::fill(has.begin(), has.end(), char{0});
   std::fill(first_weight_.begin(), first_weight_.end(), 0.0);
   std::fill(is_present_.begin(), is_present_.end(), false);

@@ -29,8 +29,8 @@ namespace stratagem {
 
 class DeviceGradients final : public Gradients {
  public:
-  /// `group`: over the leaders' devices, in their order; null with one device. All outlive this.
-  DeviceGradients(const Replicas& replicas, const Lanes& lanes, TransportGroup* group, const BucketOptions& options);
+  /// `lanes` must outlive this.
+  DeviceGradients(const Replicas& replicas, const Lanes& lanes, const BucketOptions& options);
 
   struct Normalisation {
     double divisor = 1;
@@ -52,7 +52,7 @@ class DeviceGradients final : public Gradients {
 
   /// Serial, after all have ended their backward.
   void note_present();
-  /// By each worker, after the reduction was launched: what it queues from here on comes after it.
+  /// By each leader's worker, after the reduction was launched: what it queues from here on comes after it.
   void receive(size_t replica) const;
   /// Of parameters that any replica has one for; reduced on leaders.
   const at::Tensor& gradient(size_t replica, size_t parameter) const { return views_[replica][parameter]; }
@@ -72,6 +72,7 @@ class DeviceGradients final : public Gradients {
   };
   void make_buckets(const Replicas& replicas, const BucketOptions& options);
   void make_bucket(std::vector<size_t> parameters, at::ScalarType dtype);
+  double weight_of(size_t replica) const;
   void put(size_t replica, size_t parameter, at::Tensor gradient, double alpha);
   void fill(Bucket& bucket, size_t replica);
   double factor(size_t replica) const;

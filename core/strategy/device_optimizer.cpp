@@ -126,8 +126,8 @@ void DeviceOptimizer::run_all(const Device& device, double lr, const at::Tensor&
     }
     std::vector<at::Tensor> state;
     for (const auto& slot : device.state) state.push_back(slot[p]);
-    lists[{device.parameters[p].scalar_type(), !is_begun(p)}].add(device.parameters[p], gradients_.gradient(device.lane, p), state,
-                                                                  count);
+    lists[{device.parameters[p].scalar_type(), !is_begun(p)}].add(device.parameters[p], gradients_.gradient(device.lane, p),
+                                                                  state, count);
   }
   for (auto& [kind, list] : lists) run(list, kind.second, lr, overflow);
 }

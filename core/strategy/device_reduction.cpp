@@ -24,7 +24,13 @@ void DeviceReduction::launch(DeviceBucket& bucket) {
   const c10::InferenceMode normal(false);  // autograd's threads come in modes of their own
   const c10::AutoGradMode no_gradient(false);
   for (const size_t leader : lanes_.leaders()) add_on_device(bucket, leader);
-  if (group_ != nullptr) all_reduce(bucket);
+  if (lanes_.group() != nullptr) {
+    try {
+      all_reduce(bucket);
+    } catch (const Error& error) {
+      throw lanes_.broken(error);
+    }
+  }
   for (const size_t leader : lanes_.leaders()) bucket.reduced[leader].record(lanes_[leader].comm);
 }
 
@@ -41,7 +47,7 @@ void DeviceReduction::add_on_device(DeviceBucket& bucket, size_t leader) const {
   const c10::StreamGuard guard(comm);
   at::Tensor& sum = bucket.flat[leader];
   order::wait("bucket full before its reduction", comm, bucket.full[leader]);
-  if (group_ != nullptr && is_alone(leader)) return;
+  if (lanes_.group() != nullptr && is_alone(leader)) return;
   if (bucket.factors[leader] == 0) {
     sum.zero_();
   } else if (bucket.factors[leader] != 1) {
@@ -73,12 +79,12 @@ void DeviceReduction::all_reduce(DeviceBucket& bucket) const {
     }
     sent.push_back(is_compressed ? flat.to(at::kBFloat16) : flat);
   }
-  check(transport.begin(group_));
+  check(transport.begin(lanes_.group()));
   for (size_t rank = 0; rank < leaders.size(); ++rank) {
     const TransportBuffer buffer{sent[rank].mutable_data_ptr(), sent[rank].numel(), from_scalar_type(sent[rank].scalar_type())};
-    check(transport.all_reduce(group_, rank, &buffer, factors[rank], lanes_[leaders[rank]].comm.pack3()));
+    check(transport.all_reduce(lanes_.group(), rank, &buffer, factors[rank], lanes_[leaders[rank]].comm.pack3()));
   }
-  check(transport.end(group_));
+  check(transport.end(lanes_.group()));
   for (size_t rank = 0; is_compressed && rank < leaders.size(); ++rank) {
     const c10::StreamGuard guard(lanes_[leaders[rank]].comm);
     bucket.flat[leaders[rank]].copy_(sent[rank]);
@@ -86,8 +92,7 @@ void DeviceReduction::all_reduce(DeviceBucket& bucket) const {
 }
 
 void DeviceReduction::receive(const DeviceBucket& bucket, size_t lane) const {
-  order::wait(lanes_.is_leader(lane) ? "bucket reduced before its use" : "bucket read before it is written again",
-              lanes_[lane].compute, bucket.reduced[lanes_[lane].leader]);
+  order::wait("bucket reduced before its use", lanes_[lane].compute, bucket.reduced[lanes_[lane].leader]);
 }
 
 }  // namespace stratagem

@@ -28,14 +28,12 @@ struct DeviceBucket {
 
 class DeviceReduction {
  public:
-  /// `group`: over the leaders' devices, in their order; null with one device. `compress`: float32 crosses between devices as bfloat16,
-  /// its factor applied before.
-  DeviceReduction(const Lanes& lanes, TransportGroup* group, bool compress)
-      : lanes_(lanes), group_(group), compresses_(compress) {}
+  /// `compress`: float32 crosses between devices as bfloat16, its factor applied before.
+  DeviceReduction(const Lanes& lanes, bool compress) : lanes_(lanes), compresses_(compress) {}
 
   /// Queues the sum, once all lanes have marked theirs full. Any thread.
   void launch(DeviceBucket& bucket);
-  /// What is queued on the lane's compute stream from here on comes after it: a leader reads the sum, others may write again.
+  /// What is queued on the lane's compute stream from here on comes after it.
   void receive(const DeviceBucket& bucket, size_t lane) const;
 
  private:
@@ -44,7 +42,6 @@ class DeviceReduction {
   bool is_alone(size_t leader) const;
 
   const Lanes& lanes_;
-  TransportGroup* group_;
   bool compresses_;
   std::mutex mutex_;  // no two threads are in the transport
 };

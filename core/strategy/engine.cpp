@@ -39,7 +39,7 @@ AnnouncedBatches::Send Engine::sender(const std::shared_ptr<DeviceTraining>& dev
   if (!device || !model || model.table().transfer != nullptr) return {};
   return [lanes = &device->lanes](Shares& shares) -> std::any {
     auto arrivals = std::make_shared<std::vector<Arrival>>();
-    for (size_t i = 0; i < shares.trees.size(); ++i) arrivals->push_back(lanes->send(i, std::move(shares.trees[i]), true));
+    for (size_t i = 0; i < shares.trees.size(); ++i) arrivals->push_back(lanes->send(i, std::move(shares.trees[i])));
     return arrivals;
   };
 }
@@ -52,17 +52,27 @@ Engine::~Engine() {
 
 void Engine::drop_training() {
   std::optional<Lanes::Scope> scope;
-  if (device_) scope.emplace(device_->lanes, 0);
+  if (device_) {
+    scope.emplace(device_->lanes, 0);
+    device_->lanes.finish();  // what goes now is at rest
+  }
   announced_.reset();
   waiting_step_.reset();
   if (training_) training_->replicas.drop_all();
   training_.reset();
-  device_.reset();
+  scope.reset();
+  set_device(nullptr);
+}
+
+void Engine::set_device(std::shared_ptr<DeviceTraining> device) {
+  const std::lock_guard lock(workers_mutex_);
+  device_.swap(device);
 }
 
 void Engine::abort() noexcept {
   const std::lock_guard lock(workers_mutex_);
   if (workers_) workers_->abort();
+  if (device_) device_->lanes.abort();
 }
 
 bool Engine::is_own_thread() const noexcept {
@@ -85,7 +95,7 @@ void Engine::setup(const Call& call, Model model, Tree state, uint32_t stage) {
   threads_per_replica_ = threads == 0 ? 0 : std::max<uint32_t>(1, threads / static_cast<uint32_t>(num_replicas));
 
   std::shared_ptr<DeviceTraining> device;
-  if (transport_ != nullptr) device = std::make_shared<DeviceTraining>(options_, *transport_);
+  if (transport_ != nullptr) device = std::make_shared<DeviceTraining>(call, options_, *transport_);
   std::optional<Lanes::Scope> scope;
   if (device) scope.emplace(device->lanes, 0);
   std::shared_ptr<Training> training;
@@ -109,7 +119,7 @@ void Engine::setup(const Call& call, Model model, Tree state, uint32_t stage) {
   auto announced = std::make_unique<AnnouncedBatches>(!on_caller_thread_ && has_free_core, last_ticket_, sender(device, model));
   replace_workers(std::make_unique<Workers>(std::move(workers)));
   announced_ = std::move(announced);
-  device_ = std::move(device);
+  set_device(std::move(device));
   training_ = std::move(training);
   num_updates_.store(training_ ? training_->num_updates : 0);
 }
@@ -141,12 +151,10 @@ void Engine::model_to_device(const Call& call) {
 // From the root, on the calling thread.
 void Engine::refresh_replicas() {
   Replicas& replicas = training_->replicas;
-  if (device_) device_->meet();
   for (size_t i = 1; i < replicas.size(); ++i) {
     replicas.copy_parameters(i);
     replicas.copy_buffers(i);
   }
-  if (device_) device_->meet();
 }
 
 Tree Engine::batch_to_device(const Call& call, Tree batch, stg_device target, int64_t dataloader_index) {
@@ -194,16 +202,17 @@ void Engine::barrier(const Call& call, std::string_view) {
   }
 }
 
-uint64_t Engine::announce_batch(const Call&, Tree batch, int64_t dataloader_index, uint32_t stage) {
+uint64_t Engine::announce_batch(const Call& call, Tree batch, int64_t dataloader_index, uint32_t stage) {
   // A model's own split runs on the root's replica, which may be busy, and may draw its numbers: only its step can do it.
   const bool has_own_split = training_->replicas.root().model().model().table().split != nullptr;
+  if (device_) batch = device_->lanes.hold(&call, std::move(batch));
   return announced_->announce(std::move(batch), {stage, dataloader_index},
                               has_own_split ? std::nullopt : std::optional(split_options()));
 }
 
 void Engine::reduce_gradients(const Call& call, const std::vector<stg_gradient_set*>& sets, uint64_t op) {
   if (!device_) return reduce_gradient_sets(sets, op, options_.devices, *workers_, call);
-  DeviceReduction reduction(device_->lanes, device_->group, options_.buckets.compress);
+  DeviceReduction reduction(device_->lanes, options_.buckets.compress);
   reduce_device_gradient_sets(sets, op, options_.devices, device_->lanes, reduction);
 }
 
@@ -221,10 +230,8 @@ Tree Engine::export_state(const Call& call, uint64_t flags) {
 ImportReport Engine::import_state(const Call& call, Tree state, uint64_t flags) {
   ImportReport report;
   in_root_lane(call, [&] {
-    if (device_) device_->meet();
     report = import_training_state(*training_, state.root(), (flags & STG_IMPORT_STRICT) != 0);
     forget_window();
-    if (device_) device_->meet();
   });
   num_updates_.store(training_->num_updates);
   return report;

@@ -74,8 +74,8 @@ class Engine : public Strategy {
   };
 
   // The steps of a step, each for one worker or serial.
-  StepPtr begin_step(StepArgs args, uint32_t stage, uint64_t context_flags);
-  Shares split(Tree batch);
+  StepPtr begin_step(const Call& call, StepArgs args, uint32_t stage, uint64_t context_flags);
+  Shares split(const Call& call, Tree batch);
   Shares split_by_model(Tree batch, const stg_model& table);
   SplitOptions split_options() const {
     return {options_.devices.size(), options_.split_in_chunks, options_.floating_dtype, options_.accelerator != nullptr};
@@ -100,7 +100,6 @@ class Engine : public Strategy {
   void update_on_device(Update& update, size_t worker);
   void finish_device_update(const Call& call, Update& update);
   bool have_overflow_on_device(const Call& call);
-  void copy_buffers(size_t worker);
   Tree move_batch(const Call& call, Tree batch, size_t replica);
   template <class Body>
   void for_each_leader(Body&& body) const {
@@ -113,7 +112,7 @@ class Engine : public Strategy {
   void run(const Call& call, Phases phases);
   bool have_overflow(const Call& call);
   StepResult result_of(const Call& call, Step& step);
-  void restore_and_forget();
+  void restore_and_forget(const Call& call);
   void add_buffer_phase(Phases& phases);
   void add_reduction_phases(Phases& phases, const UpdatePtr& update);
   void add_update_phases(Phases& phases, const UpdatePtr& update);
@@ -121,11 +120,12 @@ class Engine : public Strategy {
   template <class Body>
   void irrevocably(Body&& body);
   template <class Body>
-  void run_or_clean_up(Body&& body);
+  void run_or_clean_up(const Call& call, Body&& body);
 
   static AnnouncedBatches::Send sender(const std::shared_ptr<DeviceTraining>& device, const Model& model);
   void refresh_replicas();
   void drop_training();
+  void set_device(std::shared_ptr<DeviceTraining> device);
   void replace_workers(std::unique_ptr<Workers> workers);
   UpdatePtr begin_update(const stg_update_args& args) const;
   void end_window(Update& update);
@@ -144,7 +144,7 @@ class Engine : public Strategy {
 
   std::shared_ptr<DeviceTraining> device_;  // from setup to teardown, of an accelerator
   std::shared_ptr<Training> training_;
-  mutable std::mutex workers_mutex_;  // guards the pointer, which abort reads on any thread
+  mutable std::mutex workers_mutex_;  // guards the pointers to workers and device, which abort reads on any thread
   std::unique_ptr<Workers> workers_;
   std::unique_ptr<AnnouncedBatches> announced_;  // from setup to teardown
   uint64_t last_ticket_ = 0;                     // of those before

@@ -30,12 +30,11 @@ Tree Engine::place(Step& step, size_t worker) {
   Tree share = std::move(step.shares.trees[worker]);
   const ReplicaSlot& slot = training_->replicas[worker];
   if (!device_) return share;
-  device_->wait_for_update(worker);
   // A model that moves its batches itself knows better.
   if (slot.model().model().table().transfer != nullptr) return share;
   Lanes& lanes = device_->lanes;
   if (!step.arrivals.empty()) return lanes.receive(worker, std::move(step.arrivals[worker]));
-  return lanes.receive(worker, lanes.send(worker, std::move(share), step.keeps_shares));
+  return lanes.receive(worker, lanes.send(worker, std::move(share)));
 }
 
 void Engine::begin_device_backward(const Step& step, bool is_last) {
@@ -65,7 +64,7 @@ void Engine::backward_on_device(Step& step, size_t worker) {
 void Engine::add_device_reduction_phase(Phases& phases) {
   phases.push_back({"reduce",
                     [this](size_t worker) {
-                      if (window_.divisor != 0) training_->device_gradients().receive(worker);
+                      if (window_.divisor != 0 && device_->lanes.is_leader(worker)) training_->device_gradients().receive(worker);
                     },
                     [this] {
                       training_->device_gradients().note_present();
@@ -78,12 +77,11 @@ void Engine::add_device_update_phase(Phases& phases, const UpdatePtr& update) {
   add_refresh_phase(phases);
 }
 
+// The other replicas of the device have ended their backward: the gathering has waited for them, or an earlier call.
 void Engine::update_on_device(Update& update, size_t worker) {
   if (update.is_skipped || !device_->lanes.is_leader(worker)) return;
   const PartScope scope(worker == 0 ? host_ : silent_host_, "update", worker);
-  device_->wait_for_followers("backward of a device's replicas before its update", worker);
   DeviceOptimizer::Found found = training_->device_optimizer().update(worker, update.args, training_->scaler.has_value());
-  device_->mark_updated(worker);
   if (worker == 0) update.found = std::move(found);
 }
 
@@ -114,23 +112,12 @@ bool Engine::have_overflow_on_device(const Call& call) {
   return found.item<float>() != 0;
 }
 
-// The root's buffers to another replica. Between devices LibTorch copies on the root's own stream, which this thread has as that
-// device's current one; on one device it does on the replica's.
-void Engine::copy_buffers(size_t worker) {
-  if (!device_ || worker == 0) return training_->replicas.copy_buffers(worker);
-  const bool is_on_root_device = device_->lanes[worker].leader == 0;
-  if (is_on_root_device) device_->let_wait("the root's buffers before they are copied", worker, 0);
-  training_->replicas.copy_buffers(worker);
-  if (is_on_root_device) device_->let_wait("buffers copied before the root writes them", 0, worker);
-}
-
 // Every tensor to a replica's device, for what its lane does next and, after the call, for the caller.
 Tree Engine::move_batch(const Call& call, Tree batch, size_t replica) {
   Lanes& lanes = device_->lanes;
   in_root_lane(call, [&] {
-    const bool keeps = !batch.borrowed();
     if (batch.borrowed()) batch = copy_tree(batch.root(), &clone_tensor);
-    batch = lanes.receive(replica, lanes.send(replica, std::move(batch), keeps));
+    batch = lanes.receive(replica, lanes.send(replica, std::move(batch)));
   });
   return lanes.lend(call, std::move(batch));
 }

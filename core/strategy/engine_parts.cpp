@@ -2,6 +2,8 @@
 //
 // The parts that steps are made of (engine_steps.cpp puts them together). Those with a `worker` run on all workers at once, each on
 // its replica or its range; the others are serial.
+#include <c10/util/ScopeExit.h>
+
 #include <cmath>
 
 #include "base/dlpack.hpp"
@@ -52,27 +54,28 @@ Shares Engine::split_by_model(Tree batch, const stg_model& table) {
   return shares;
 }
 
-Shares Engine::split(Tree batch) {
+Shares Engine::split(const Call& call, Tree batch) {
   // A graph reads its batch until backward, and a model may keep a tensor of it, or write to it: none of that in the host's memory.
-  if (batch.borrowed()) batch = copy_tree(batch.root());
+  const bool is_copied = batch.borrowed();
+  if (is_copied) in_root_lane(call, [&] { batch = copy_tree(batch.root(), device_ ? &clone_tensor : &copy_tensor); });
+  if (device_) batch = device_->lanes.hold(is_copied ? nullptr : &call, std::move(batch));
   const stg_model& table = training_->replicas.root().model().model().table();
   return table.split != nullptr ? split_by_model(std::move(batch), table) : split_batch(std::move(batch), split_options());
 }
 
-Engine::StepPtr Engine::begin_step(StepArgs args, uint32_t stage, uint64_t context_flags) {
+Engine::StepPtr Engine::begin_step(const Call& call, StepArgs args, uint32_t stage, uint64_t context_flags) {
   auto step = std::make_shared<Step>();
   ReplicaSlot& root = training_->replicas.root();
   // A split may draw numbers: a failed step puts back what they were before it.
   if (stage == STG_STAGE_FIT && root.model().model().table().split != nullptr) {
     root.guarded("split", [&] { training_->replicas.save(0); });
   }
-  step->keeps_shares = args.announced != 0 || !args.batch.borrowed();
   if (args.announced != 0) {
     AnnouncedBatches::Taken taken = announced_->take(args.announced, {stage, args.dataloader_index});
-    step->shares = taken.shares ? std::move(*taken.shares) : split(std::move(taken.batch));
+    step->shares = taken.shares ? std::move(*taken.shares) : split(call, std::move(taken.batch));
     if (taken.sent.has_value()) step->arrivals = std::move(*std::any_cast<std::shared_ptr<std::vector<Arrival>>>(taken.sent));
   } else {
-    step->shares = split(std::move(args.batch));
+    step->shares = split(call, std::move(args.batch));
   }
   if (stage == STG_STAGE_FIT && step->shares.has_rows && step->shares.num_rows[0] == 0) {
     throw invalid_argument("the batch has no rows; training needs at least one");
@@ -185,15 +188,18 @@ void Engine::gather(Step& step) {
     return;
   }
   for_each_leader([&](size_t leader) { device_->wait_for_followers("outputs made before they are gathered", leader); });
+  const auto let_go = c10::make_scope_exit([&] {  // before the outputs go, whatever happens
+    for_each_leader(
+        [&](size_t leader) { device_->let_followers_go_on("outputs gathered before their memory is used again", leader); });
+  });
   TensorPtr loss;
   if (step.context.stage == STG_STAGE_FIT) {
     std::vector<const stg_value*> losses;
     for (const Tree& tree : outputs) losses.push_back(&find_loss(tree.root()));
     loss = combine_losses(losses, step.scales, step.divisor);
   }
-  step.outputs = gather_outputs(std::move(outputs), {options_.lightning});
+  step.outputs = gather_outputs(outputs, {options_.lightning});
   if (loss) step.outputs = with_loss(std::move(step.outputs), std::move(loss));
-  for_each_leader([&](size_t leader) { device_->let_followers_go_on("outputs gathered before their memory is used again", leader); });
 }
 
 void Engine::backward_replica(Step& step, size_t worker) {

@@ -14,7 +14,6 @@ namespace stratagem {
 struct Engine::Step {
   Shares shares;
   std::vector<Arrival> arrivals;  // by share, of an announced batch on its way to an accelerator; else empty
-  bool keeps_shares = true;       // their memory is not the host's to write again after the call
   stg_step_context context{};
   size_t num_shares = 0;
   // By share; each written by its worker.

@@ -28,12 +28,22 @@ void Engine::run(const Call& call, Phases phases) {
       then();
     };
   }
-  in_root_lane(call, [&] { workers_->run(call, std::move(phases)); });
+  in_root_lane(call, [&] {
+    try {
+      workers_->run(call, std::move(phases));
+    } catch (const Error& error) {
+      // A model that passes on what a gradient met with may have lost the flag.
+      if (!device_->lanes.is_broken()) throw;
+      throw device_->lanes.broken(error);
+    }
+  });
 }
 
 void Engine::add_buffer_phase(Phases& phases) {
   if (!training_->replicas.has_buffers() || training_->replicas.size() == 1) return;
-  phases.push_back({"buffers", [this](size_t worker) { copy_buffers(worker); }});
+  // On an accelerator: between devices LibTorch copies on the root's own stream, which this thread has as that device's current one; on
+  // one device on the replica's, which comes after the gathering, and so after the root's forward.
+  phases.push_back({"buffers", [this](size_t worker) { training_->replicas.copy_buffers(worker); }});
 }
 
 // Reduce, measure where the norm is wanted, and look for overflows where the loss is scaled. Without `update` the reduction alone.
@@ -83,7 +93,9 @@ void Engine::add_refresh_phase(Phases& phases) {
   if (training_->replicas.all_follow()) return;
   phases.push_back({"refresh", [this](size_t worker) {
                       irrevocably([&] {
-                        if (device_) device_->wait_for_update(worker);
+                        const size_t leader = training_->replicas[worker].leader;
+                        if (device_ && leader != worker)
+                          device_->let_wait("update before its weights are copied", worker, leader);
                         training_->replicas.refresh_parameters(worker);
                       });
                     }});
@@ -91,29 +103,29 @@ void Engine::add_refresh_phase(Phases& phases) {
 
 // After an error nothing of the window is left: no half-reduced gradient reaches an optimizer.
 template <class Body>
-void Engine::run_or_clean_up(Body&& body) {
+void Engine::run_or_clean_up(const Call& call, Body&& body) {
   // The calling thread is replica 0: it has a replica's intra-op threads during a call, and its own before and after.
   const IntraOpScope threads(static_cast<int>(threads_per_replica_));
   try {
     body();
-  } catch (const Error& error) {
-    if ((error.own_flags() & STG_ERROR_INSTANCE_DRAINING) == 0) restore_and_forget();
-    throw;
   } catch (...) {
-    restore_and_forget();
-    throw;
+    Error error = describe_exception(std::current_exception());
+    if ((error.own_flags() & STG_ERROR_INSTANCE_DRAINING) != 0) throw error;
+    try {
+      restore_and_forget(call);
+    } catch (const std::exception&) {
+      if (!device_) throw;
+      throw device_->lanes.broken(error);  // the device that it is about
+    }
+    throw error;
   }
 }
 
-void Engine::restore_and_forget() {
-  std::optional<Lanes::Scope> scope;
-  if (device_) {
-    scope.emplace(device_->lanes, 0);
-    device_->meet();
-  }
-  training_->replicas.restore();
-  forget_window();
-  if (device_) device_->meet();
+void Engine::restore_and_forget(const Call& call) {
+  in_root_lane(call, [&] {
+    training_->replicas.restore();
+    forget_window();
+  });
 }
 
 // A training_step that waits for its backward, if there is one. Its buffers stay as they are.
@@ -135,7 +147,7 @@ void Engine::forget_window() {
 // ---- the members
 
 StepResult Engine::evaluation_step(const Call& call, StepArgs args, uint32_t stage) {
-  const StepPtr step = begin_step(std::move(args), stage, STG_STEP_INFERENCE);
+  const StepPtr step = begin_step(call, std::move(args), stage, STG_STEP_INFERENCE);
   const IntraOpScope threads(static_cast<int>(threads_per_replica_));
   run(call, {{"forward", [this, step](size_t worker) { forward(*step, worker); }, [this, step] { gather(*step); }, true}});
   return result_of(call, *step);
@@ -144,8 +156,8 @@ StepResult Engine::evaluation_step(const Call& call, StepArgs args, uint32_t sta
 StepResult Engine::training_step(const Call& call, StepArgs args) {
   drop_waiting_step();
   StepPtr step;
-  run_or_clean_up([&] {
-    step = begin_step(std::move(args), STG_STAGE_FIT, STG_STEP_GRADIENT);
+  run_or_clean_up(call, [&] {
+    step = begin_step(call, std::move(args), STG_STAGE_FIT, STG_STEP_GRADIENT);
     Phases phases{{"forward", [this, step](size_t worker) { forward(*step, worker); },
                    [this, step] {
                      weigh(*step);
@@ -169,7 +181,7 @@ void Engine::backward(const Call& call, uint64_t flags) {
   const StepPtr step = waiting_step_;
   if ((flags & STG_BATCH_DETECT_ANOMALY) != 0) step->detects_anomalies = true;
   const bool is_last = (flags & STG_BATCH_LAST_MICRO_BATCH) != 0;
-  run_or_clean_up([&] {
+  run_or_clean_up(call, [&] {
     add_to_window(*step);
     Phases phases;
     if (device_) {
@@ -207,7 +219,7 @@ UpdateResult Engine::optimizer_step(const Call& call, const stg_update_args& arg
   check_optimizer();
   if (window_.num_micro_batches == 0) throw failed_precondition("optimizer_step without a backward since the last update");
   const UpdatePtr update = begin_update(args);
-  run_or_clean_up([&] {
+  run_or_clean_up(call, [&] {
     update->result.total_weight = window_.total_weight;
     update->is_skipped = window_.divisor == 0;
     Phases phases;
@@ -256,8 +268,8 @@ StepResult Engine::train_batch(const Call& call, StepArgs args, UpdateResult& up
   drop_waiting_step();
   const UpdatePtr update = is_last ? begin_update(*args.update) : nullptr;
   StepPtr step;
-  run_or_clean_up([&] {
-    step = begin_step(std::move(args), STG_STAGE_FIT, STG_STEP_GRADIENT);
+  run_or_clean_up(call, [&] {
+    step = begin_step(call, std::move(args), STG_STAGE_FIT, STG_STEP_GRADIENT);
     Phases phases;
     const auto begin_update = [this, update] {
       if (!update) return;
@@ -327,7 +339,7 @@ Tree Engine::gradients(const Call& call) {
   if (window_.num_micro_batches == 0) throw failed_precondition("gradients without a backward since the last update");
   Gradients& reduced = *training_->gradients;
   if (!reduced.are_complete()) {
-    run_or_clean_up([&] {
+    run_or_clean_up(call, [&] {
       if (window_.divisor != 0 && device_) {
         in_root_lane(call, [&] { training_->device_gradients().reduce({window_.divisor, training_->loss_scale()}); });
       } else if (window_.divisor != 0) {

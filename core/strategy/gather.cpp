@@ -224,7 +224,7 @@ class Gatherer {
 
 }  // namespace
 
-Tree gather_outputs(std::vector<Tree> outputs, const GatherOptions& options) {
+Tree gather_outputs(std::vector<Tree>& outputs, const GatherOptions& options) {
   Parts parts;
   for (Tree& tree : outputs) parts.push_back(&tree.root());
   return make_tree(Gatherer(options).join(parts, {}));

@@ -13,9 +13,9 @@ struct GatherOptions {
   bool lightning = false;  ///< plain numbers become float32
 };
 
-/// Joins `outputs`, one per replica that ran, in replica order; consumes them. Differences in structure, dtype or shape are errors
-/// that name key path and replica.
-Tree gather_outputs(std::vector<Tree> outputs, const GatherOptions& options);
+/// Joins `outputs`, one per replica that ran, in replica order. Takes what it can hand on; tensors, which it reads, stay: on an accelerator
+/// they are yet to be read when it returns. Differences in structure, dtype or shape are errors that name key path and replica.
+Tree gather_outputs(std::vector<Tree>& outputs, const GatherOptions& options);
 
 /// Where a training step's outputs have their loss: the outputs themselves, or "loss" of a dict. Checked: a 0-dim floating tensor.
 const stg_value& find_loss(const stg_value& outputs);

@@ -103,9 +103,7 @@ void HostOptimizer::choose(WorkerSlices& mine) const {
   bool is_same = true;
   for (size_t s = 0; s < mine.slices.size(); ++s) {
     const size_t p = mine.slices[s].range.parameter;
-    const char wanted = static_cast<char>(!gradients_.is_present(p) || gradients_.sparse(p) != nullptr ? 0
-                                          : is_begun(p)                                                ? 1
-                                                                                                       : 2);
+    const char wanted = static_cast<char>(!gradients_.is_present(p) || gradients_.sparse(p) != nullptr ? 0 : is_begun(p) ? 1 : 2);
     is_same = is_same && mine.listed[s] == wanted;
     mine.listed[s] = wanted;
   }

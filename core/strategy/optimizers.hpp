@@ -49,7 +49,8 @@ class Optimizer {
   struct Lists {
     std::vector<at::Tensor> parameters, gradients, steps;
     std::vector<std::vector<at::Tensor>> state;  // by slot
-    void add(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<at::Tensor>& slots, const at::Tensor& step);
+    void add(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<at::Tensor>& slots,
+             const at::Tensor& step);
     void clear();
   };
   /// `found_overflow`: a 0-dim float on the device; where it isn't 0 nothing is updated. Undefined: all is.

@@ -11,29 +11,25 @@ namespace {
 void refuse_float16(const ReplicaSlot& root) {
   for (const ParameterInfo& info : root.parameter_infos) {
     if (!info.requires_grad || info.dtype.code != STG_DTYPE_FLOAT || info.dtype.bits != 16) continue;
-    throw invalid_argument("parameter ", info.names[0],
-                           " is float16, whose gradient 16-mixed would multiply by the loss scale; ",
+    throw invalid_argument("parameter ", info.names[0], " is float16, whose gradient 16-mixed would multiply by the loss scale; ",
                            "keep it in float32: autocast computes in float16 all the same");
   }
 }
 
 }  // namespace
 
-DeviceTraining::DeviceTraining(const Options& options, const TransportApi& transport) : lanes(options.devices, transport) {
+DeviceTraining::DeviceTraining(const Call& call, const Options& options, const TransportApi& transport)
+    : lanes(options.devices, transport) {
   use_device_elements();
   for (size_t i = 0; i < lanes.size(); ++i) {
-    updated_.emplace_back(lanes[i].device.type());
     check(transport.native_stream(lanes[i].compute.pack3(), &compute_streams.emplace_back()));
   }
   if (lanes.leaders().size() == 1) return;
   std::vector<stg_device> devices;
   for (const size_t leader : lanes.leaders()) devices.push_back(options.devices[leader]);
-  check(transport.open(devices.data(), devices.size(), options.transport_settings.c_str(), 0, &group));
+  TransportGroup* group = nullptr;
+  check(transport.open(devices.data(), devices.size(), options.transport_settings.c_str(), call.deadline_ns(), &group));
   lanes.set_group(group);
-}
-
-DeviceTraining::~DeviceTraining() {
-  if (group != nullptr) lanes.transport().close(group);
 }
 
 void DeviceTraining::let_wait(const char* name, size_t reader, size_t writer) const {
@@ -54,21 +50,6 @@ void DeviceTraining::let_followers_go_on(const char* name, size_t leader) const 
   }
 }
 
-void DeviceTraining::mark_updated(size_t leader) { updated_[leader].record(lanes[leader].compute); }
-
-void DeviceTraining::wait_for_update(size_t lane) const {
-  if (lanes.is_leader(lane)) return;
-  order::wait("update before the next step of replicas on its device", lanes[lane].compute, updated_[lanes[lane].leader]);
-}
-
-void DeviceTraining::meet() const {
-  for (size_t writer = 0; writer < lanes.size(); ++writer) {
-    for (size_t reader = 0; reader < lanes.size(); ++reader) {
-      if (reader != writer) let_wait("meeting of all lanes", reader, writer);
-    }
-  }
-}
-
 void DeviceTraining::await(const Call& call, const char* waiting_for) const {
   for (size_t i = 0; i < lanes.size(); ++i) lanes.await(call, i, waiting_for);
 }
@@ -83,7 +64,7 @@ Training::Training(const Model& model, const Options& options, uint32_t threads_
     scaler.emplace();
   }
   if (device != nullptr) {
-    auto made = std::make_unique<DeviceGradients>(replicas, device->lanes, device->group, options.buckets);
+    auto made = std::make_unique<DeviceGradients>(replicas, device->lanes, options.buckets);
     if (options.optimizer) optimizer = std::make_unique<DeviceOptimizer>(*options.optimizer, replicas, device->lanes, *made);
     gradients = std::move(made);
     return;

@@ -19,30 +19,20 @@ namespace stratagem {
 
 /// What replicas on an accelerator have besides.
 struct DeviceTraining {
-  DeviceTraining(const Options& options, const TransportApi& transport);
-  DeviceTraining(const DeviceTraining&) = delete;
-  DeviceTraining& operator=(const DeviceTraining&) = delete;
-  ~DeviceTraining();
+  /// Opens the transport's group, until the call's deadline.
+  DeviceTraining(const Call& call, const Options& options, const TransportApi& transport);
 
   /// What `reader` queues next comes after what `writer` has queued.
   void let_wait(const char* name, size_t reader, size_t writer) const;
-  /// Before and after a lane that leads its device reads what the other replicas there made: they may use that memory again.
+  /// Before and after a lane that leads its device reads what the other replicas there made: they may use that memory again. Between
+  /// calls there is no need of either: all lanes of a device wait for the caller's stream there, which has waited for them all.
   void wait_for_followers(const char* name, size_t leader) const;
   void let_followers_go_on(const char* name, size_t leader) const;
-  /// Before a replica reads what an update of its leader wrote.
-  void wait_for_update(size_t lane) const;
-  void mark_updated(size_t leader);
-  /// Every lane goes on after all of them: for what is done rarely, on the calling thread.
-  void meet() const;
   /// Blocks until all lanes are done.
   void await(const Call& call, const char* waiting_for) const;
 
   Lanes lanes;
-  TransportGroup* group = nullptr;          ///< null with one device
   std::vector<stg_stream> compute_streams;  ///< by lane: what a model is told
-
- private:
-  std::vector<c10::Event> updated_;  // by lane, of leaders
 };
 
 struct Training {
