@@ -40,6 +40,12 @@ std::string place(const Block& block, size_t begin, size_t end) {
                 block.device < 0 ? "pinned memory" : "memory of " + name_of(block.device));
 }
 
+bool is_written_too(const Span& read, const std::vector<Span>& spans) {
+  return std::any_of(spans.begin(), spans.end(), [&](const Span& span) {
+    return span.is_write && span.address == read.address && span.bytes == read.bytes;
+  });
+}
+
 }  // namespace
 
 std::mutex& world() {
@@ -122,10 +128,10 @@ uint64_t launch(Queue& queue, std::string operation, const std::vector<Span>& sp
   ++count.operations;
   const uint64_t time = advance(queue);
   const auto name = std::make_shared<const std::string>(std::move(operation));
-  // Reads first: an operation isn't in a race with itself, but its write would hide what it must read.
+  // Reads first: a write would hide what the operation must read.
   for (const bool writes : {false, true}) {
     for (const Span& span : spans) {
-      if (span.is_write != writes || span.bytes == 0) continue;
+      if (span.is_write != writes || span.bytes == 0 || (!writes && is_written_too(span, spans))) continue;
       Block* block = find_block(span.address);
       if (block == nullptr) continue;
       const auto begin = static_cast<size_t>(static_cast<const char*>(span.address) - block->address);

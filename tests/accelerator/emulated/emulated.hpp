@@ -94,7 +94,7 @@ EMULATED_API void release_ranks();
 EMULATED_API void fail_transport(uint64_t rank, std::string why);
 /// The n-th call of a function of the table from here on (1: the next) is an error. 0: none.
 EMULATED_API void fail_transport_call(uint64_t n, std::string why);
-/// What groups were asked for since, in order: "open label 2", "begin", "all_reduce rank 0 numel 12 dtype 2/32 factor 0.5 stream 3", "end".
+/// What groups were asked for since, in order: "open 2" or "open label 2", "begin", "all_reduce rank 0 numel 12 dtype 2/32 factor 0.5 stream 3", "end".
 EMULATED_API std::vector<std::string> take_transport_log();
 
 // ---- for stratagem::Accelerator

@@ -31,7 +31,7 @@ std::shared_ptr<Record> record_now(Queue& queue) {
   const auto made = std::make_shared<Record>(queue.device);
   queue.clock.join(host_clock());
   made->clock = queue.clock;
-  queue.push({[made] { made->set_done(); }, false, "event"});
+  queue.push({nullptr, false, "event", [made] { made->set_done(); }});
   return made;
 }
 

@@ -119,7 +119,7 @@ Block* take(int device, Queue* owner, size_t wanted_bytes) {
   heap.used_bytes += bytes;
   if (owner == nullptr) return block;
   static const auto* name = new auto(std::make_shared<const std::string>("allocation"));
-  touch(*owner, advance(*owner), *name, *block, 0, bytes, true);
+  touch(*owner, advance(*owner), *name, *block, 0, wanted_bytes, true);
   return block;
 }
 

@@ -171,10 +171,12 @@ void Queue::run() {
       jobs_.pop_front();
     }
     execute(job);
-    job = {};
-    const std::lock_guard lock(mutex_);
-    ++num_done_;
-    done_.notify_all();
+    {
+      const std::lock_guard lock(mutex_);
+      ++num_done_;
+      done_.notify_all();
+    }
+    if (job.then) job.then();
   }
 }
 
@@ -184,7 +186,7 @@ void Queue::execute(const Job& job) {
     if (!may_run(device, job.name)) return;
   }
   try {
-    job.work();
+    if (job.work) job.work();
   } catch (const c10::Error& error) {
     fail_now(device, concat(error.what_without_backtrace(), " (in ", job.name, ")"));
   } catch (const std::exception& error) {

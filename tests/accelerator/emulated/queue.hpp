@@ -30,6 +30,7 @@ struct Job {
   std::function<void()> work;
   bool is_kernel = false;
   std::string name;
+  std::function<void()> then{};  ///< when it counts as done
 };
 
 class Queue {
