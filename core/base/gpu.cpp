@@ -41,7 +41,8 @@ const char* way_out(int code) {
     case 802:
       return "start nvidia-fabricmanager, of the driver's version";
     case 803:
-      return "the kernel module and libcuda.so.1 are of different versions; restart the machine after an update of the driver, or "
+      return "the kernel module and libcuda.so.1 are of different versions; restart the machine after an update of the driver, "
+             "or "
              "take another version's libcuda.so.1 (a toolkit's compat folder) out of LD_LIBRARY_PATH";
     case 804:
       return "this libcuda.so.1 is a toolkit's compat library, which this GPU can't use; take its folder out of LD_LIBRARY_PATH";
@@ -81,7 +82,7 @@ class Search {
       return false;
     }
     load(library, "cuGetErrorString", driver_.error_text);
-    const char* lacking = !load(library, "cuInit", driver_.init)                 ? "cuInit"
+    const char* lacking = !load(library, "cuInit", driver_.init)                  ? "cuInit"
                           : !load(library, "cuDriverGetVersion", driver_.version) ? "cuDriverGetVersion"
                           : !load(library, "cuDeviceGetCount", driver_.count)     ? "cuDeviceGetCount"
                           : !load(library, "cuDeviceGet", driver_.device)         ? "cuDeviceGet"
@@ -110,8 +111,8 @@ class Search {
   Gpus missing_by(const char* function, int code) {
     if (code != no_device_code) {
       gpus_.state = Gpus::State::broken_driver;
-      gpus_.missing = concat("NVIDIA's driver is here but doesn't work: ", function, " gives ", code, text_of(code), "; ",
-                             way_out(code));
+      gpus_.missing =
+          concat("NVIDIA's driver is here but doesn't work: ", function, " gives ", code, text_of(code), "; ", way_out(code));
       return std::move(gpus_);
     }
     gpus_.state = Gpus::State::no_gpu;
@@ -120,8 +121,9 @@ class Search {
         visible != nullptr
             ? concat("NVIDIA's driver finds no GPU under CUDA_VISIBLE_DEVICES=\"", visible,
                      "\"; unset it, or list indices that nvidia-smi -L shows")
-            : std::string("NVIDIA's driver is here, but finds no GPU; nvidia-smi -L lists what it knows. In a container, start it with "
-                          "the GPUs (docker run --gpus all)");
+            : std::string(
+                  "NVIDIA's driver is here, but finds no GPU; nvidia-smi -L lists what it knows. In a container, start it with "
+                  "the GPUs (docker run --gpus all)");
     return std::move(gpus_);
   }
 

@@ -320,7 +320,9 @@ DynamicSection read_dynamic_section(const std::filesystem::path& path) {
   return found;
 }
 
-std::vector<std::filesystem::path> read_run_path(const std::filesystem::path& path) { return read_dynamic_section(path).run_path; }
+std::vector<std::filesystem::path> read_run_path(const std::filesystem::path& path) {
+  return read_dynamic_section(path).run_path;
+}
 
 PluginNote read_plugin_note(const std::filesystem::path& path) {
   const nlohmann::json note = read_note(path);

@@ -63,7 +63,8 @@ TEST_CASE("Without a driver its library is named, and how to get it") {
   CHECK(none.names.empty());
   CHECK(none.cuda_version == 0);
   CHECK(none.missing ==
-        "there is no NVIDIA driver here (libcuda-that-is-not-here.so.1 is not found); install NVIDIA's driver; in a container, start "
+        "there is no NVIDIA driver here (libcuda-that-is-not-here.so.1 is not found); install NVIDIA's driver; in a container, "
+        "start "
         "it with the GPUs (docker run --gpus all, with NVIDIA's container toolkit)");
 }
 
@@ -83,8 +84,9 @@ TEST_CASE("A driver that doesn't start is told with the code, its own text and w
   const Answer mismatch = ask_fake("init=803");
   CHECK(mismatch.state == Gpus::State::broken_driver);
   CHECK(mismatch.cuda_version == 13020);
-  CHECK(holds(mismatch.missing, "cuInit gives 803 (system has unsupported display driver / cuda driver combination); the kernel module "
-                                "and libcuda.so.1 are of different versions"));
+  CHECK(holds(mismatch.missing,
+              "cuInit gives 803 (system has unsupported display driver / cuda driver combination); the kernel module "
+              "and libcuda.so.1 are of different versions"));
   CHECK(holds(ask_fake("init=34").missing, "cuInit gives 34; this libcuda.so.1 is a toolkit's stub"));
   CHECK(holds(ask_fake("init=802").missing, "start nvidia-fabricmanager"));
   CHECK(holds(ask_fake("init=804").missing, "compat library"));
