@@ -27,6 +27,7 @@ constexpr uint16_t own_machine = EM_AARCH64;
 constexpr uint64_t max_description_bytes = 1 << 20;
 constexpr uint64_t max_note_segment_bytes = 16 << 20;
 constexpr uint64_t max_program_headers = 4096;
+constexpr uint64_t max_needed = 1024, max_name_bytes = 4096;  // a damaged file must not keep us long
 
 std::string machine_name(uint16_t machine) {
   switch (machine) {
@@ -87,9 +88,16 @@ class ElfFile {
 
   const std::string& name() const { return file_.path.native(); }
 
-  std::string run_path() const {
+  struct Dynamic {
+    std::vector<std::string> needed;
+    std::string run_path;
+    bool is_old_path = false;
+  };
+
+  Dynamic dynamic() const {
     const std::vector<Elf64_Phdr> segments = read_segments();
     std::optional<uint64_t> texts, old_path, path;
+    std::vector<uint64_t> needed;
     for (const Elf64_Phdr& segment : segments) {
       if (segment.p_type != PT_DYNAMIC) continue;
       for (uint64_t at = 0; at + sizeof(Elf64_Dyn) <= segment.p_filesz; at += sizeof(Elf64_Dyn)) {
@@ -98,10 +106,17 @@ class ElfFile {
         if (entry.d_tag == DT_STRTAB) texts = entry.d_un.d_ptr;
         if (entry.d_tag == DT_RPATH) old_path = entry.d_un.d_val;
         if (entry.d_tag == DT_RUNPATH) path = entry.d_un.d_val;
+        if (entry.d_tag == DT_NEEDED && needed.size() < max_needed) needed.push_back(entry.d_un.d_val);
       }
     }
+    Dynamic found;
+    found.is_old_path = !path && old_path;
     if (!path) path = old_path;
-    return texts && path ? read_text(offset_of(*texts, segments) + *path) : "";
+    if (!texts) return found;
+    const uint64_t texts_at = offset_of(*texts, segments);
+    for (const uint64_t name : needed) found.needed.push_back(read_text(texts_at + name, max_name_bytes));
+    if (path) found.run_path = read_text(texts_at + *path, max_description_bytes);
+    return found;
   }
 
  private:
@@ -122,9 +137,9 @@ class ElfFile {
     throw data_loss(name(), " is damaged: its dynamic section points to ", address, ", which is in none of its segments");
   }
 
-  std::string read_text(uint64_t at) const {
+  std::string read_text(uint64_t at, uint64_t max_bytes) const {
     std::string text;
-    for (char next = 0; text.size() < max_description_bytes; text += next, ++at) {
+    for (char next = 0; text.size() < max_bytes; text += next, ++at) {
       next = read<char>(at, "a text of its dynamic section");
       if (next == 0) break;
     }
@@ -289,19 +304,24 @@ nlohmann::json read_note(const std::filesystem::path& path) {
   return note;
 }
 
-std::vector<std::filesystem::path> read_run_path(const std::filesystem::path& path) {
-  const std::string folders = ElfFile{path}.run_path(), origin = std::filesystem::absolute(path).parent_path();
-  std::vector<std::filesystem::path> found;
+DynamicSection read_dynamic_section(const std::filesystem::path& path) {
+  const auto dynamic = ElfFile{path}.dynamic();
+  const std::string &folders = dynamic.run_path, origin = std::filesystem::absolute(path).parent_path();
+  DynamicSection found{dynamic.needed, {}, dynamic.is_old_path};
   for (size_t begin = 0; begin < folders.size();) {
     const size_t end = std::min(folders.find(':', begin), folders.size());
     std::string folder = folders.substr(begin, end - begin);
     for (const std::string word : {"$ORIGIN", "${ORIGIN}"}) {
       if (folder.starts_with(word)) folder.replace(0, word.size(), origin);
     }
-    if (!folder.empty()) found.emplace_back(folder);
+    if (!folder.empty()) found.run_path.emplace_back(folder);
     begin = end + 1;
   }
   return found;
+}
+
+std::vector<std::filesystem::path> read_run_path(const std::filesystem::path& path) {
+  return read_dynamic_section(path).run_path;
 }
 
 PluginNote read_plugin_note(const std::filesystem::path& path) {

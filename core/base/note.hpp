@@ -27,7 +27,14 @@ struct PluginNote {
 
 /// The note as it stands, keys and types checked. STG_NOT_FOUND for a shared library without one: it may be anything. Keys that this version doesn't know are left in.
 nlohmann::json read_note(const std::filesystem::path& path);
-/// The folders that the loader searches for what the library needs (DT_RUNPATH, else DT_RPATH), $ORIGIN replaced; empty if it names none.
+/// What the dynamic loader goes by when it looks for what a library needs.
+struct DynamicSection {
+  std::vector<std::string> needed;              ///< names, as "libc.so.6"
+  std::vector<std::filesystem::path> run_path;  ///< folders (DT_RUNPATH, else DT_RPATH), $ORIGIN replaced
+  bool is_run_path_first = false;               ///< DT_RPATH alone: it comes before LD_LIBRARY_PATH
+};
+DynamicSection read_dynamic_section(const std::filesystem::path& path);
+/// Its run_path.
 std::vector<std::filesystem::path> read_run_path(const std::filesystem::path& path);
 /// The note's parts.
 PluginNote read_plugin_note(const std::filesystem::path& path);

@@ -4,11 +4,13 @@
 #include <stratagem/session.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -184,6 +186,31 @@ std::string plugins_text(const Json& found) {
   return text;
 }
 
+std::string padded(std::string text, size_t width) {
+  text.resize(std::max(text.size() + 1, width), ' ');
+  return text;
+}
+
+/// A line for each check, then what is wrong.
+std::string doctor_text(const Json& report) {
+  std::string lines, problems;
+  std::map<std::string, int> counts;
+  for (const Json& check : report["checks"]) {
+    const auto id = check["id"].get<std::string>();
+    lines += padded(check["status"], 9) + padded(id, 16) + check["found"].get<std::string>() + "\n";
+    for (const Json& problem : check["problems"]) {
+      const auto status = problem["status"].get<std::string>();
+      ++counts[status];
+      problems += "\n" + status + ": " + id + ": " + problem["wrong"].get<std::string>() +
+                  "\n  to do: " + problem["remedy"].get<std::string>() + "\n";
+    }
+  }
+  const auto counted = [&](const char* word) {
+    return std::to_string(counts[word]) + " " + word + (counts[word] == 1 ? "" : "s");
+  };
+  return lines + problems + "\n" + counted("fault") + ", " + counted("warning");
+}
+
 }  // namespace
 
 int run(uint64_t stage, const RunOptions& options) {
@@ -216,6 +243,14 @@ int plugins(const std::string& config, bool json) {
   if (const Error error{stg_list_plugins(to_abi(config), &tree)}) return report(*error, bad_input);
   const std::string text = take_text(tree);
   return print(json ? text : plugins_text(Json::parse(text)));
+}
+
+int doctor(const std::string& config, bool json) {
+  stg_tree tree{};
+  if (const Error error{stg_doctor(to_abi(config), &tree)}) return report(*error, bad_input);
+  const std::string text = take_text(tree);
+  const Json found = Json::parse(text);
+  return print(json ? text : doctor_text(found), found["status"] == "fault" ? failed : fine);
 }
 
 int inspect(const std::string& file, bool json) {

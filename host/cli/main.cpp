@@ -56,6 +56,10 @@ int main(int argc, char** argv) {
   CLI::App* plugins_command = app.add_subcommand("plugins", "List what is in the search folders, without loading it");
   plugins_command->add_option("config", file, "A config whose plugin_path is searched, too");
   plugins_command->add_flag("--json", options.json, "Print one JSON object");
+  CLI::App* doctor_command =
+      app.add_subcommand("doctor", "Look at what a run needs on this machine: what is wrong, and what to do");
+  doctor_command->add_option("config", file, "A config whose needs are looked at");
+  doctor_command->add_flag("--json", options.json, "Print one JSON object");
   CLI::App* inspect_command = app.add_subcommand("inspect", "Show a plugin file's note, without loading it");
   inspect_command->add_option("file", file, "A plugin or model library")->required();
   inspect_command->add_flag("--json", options.json, "Print one JSON object on one line");
@@ -74,6 +78,7 @@ int main(int argc, char** argv) {
     if (*test) return run(STG_STAGE_TEST, options);
     if (*predict) return run(STG_STAGE_PREDICT, options);
     if (*plugins_command) return plugins(file, options.json);
+    if (*doctor_command) return doctor(file, options.json);
     if (*inspect_command) return inspect(file, options.json);
     return schema(strategy, model);
   } catch (const std::exception& error) {

@@ -10,6 +10,7 @@
 #include "base/structs.hpp"
 #include "base/value.hpp"
 #include "libstratagem/config/paths.hpp"
+#include "libstratagem/doctor/doctor.hpp"
 #include "libstratagem/handles.hpp"
 #include "libstratagem/plugins/search.hpp"
 #include "libstratagem/session.hpp"
@@ -322,6 +323,13 @@ stg_error* stg_inspect_plugin(stg_string path, stg_tree* result) {
   return guard([&] {
     require(result, "result");
     give_json(read_note(std::string(text_of(path))), result);
+  });
+}
+
+stg_error* stg_doctor(stg_string config_path, stg_tree* result) {
+  return guard([&] {
+    require(result, "result");
+    give_json(doctor(path_of(config_path, "config_path")), result);
   });
 }
 

@@ -9,6 +9,7 @@
 #include "base/disk.hpp"
 #include "base/dlpack.hpp"
 #include "base/error.hpp"
+#include "base/gpu.hpp"
 #include "base/structs.hpp"
 #include "libstratagem/config/overwrites.hpp"
 #include "libstratagem/loop/evaluate.hpp"
@@ -31,8 +32,18 @@ uint64_t stage_of(Command command) {
   return STG_STAGE_FIT;
 }
 
+fs::path file_of(Offer offer, const LibraryConfig& config, const Catalogue& catalogue) {
+  return config.path ? *config.path : catalogue.find(offer, config.name).path;
+}
+
 const Plugin& plugin_of(Offer offer, const LibraryConfig& config, const Catalogue& catalogue) {
-  return load_plugin(config.path ? *config.path : catalogue.find(offer, config.name).path);
+  return load_plugin(file_of(offer, config, catalogue));
+}
+
+/// Why there is no GPU, where the config wants one; else empty.
+std::string missing_gpu(const Json& config) {
+  const Json::json_pointer place("/strategy/accelerator");
+  return config.contains(place) && config.at(place) == "cuda" ? find_gpus().missing : "";
 }
 
 /// Runs `body`; what an error in it means is said by `codes`: {code, code as which it leaves}.
@@ -150,12 +161,24 @@ void Session::load_plugins(const ConfigText& text) {
   if (!own_loop_) check_overwrites(config_, command_, output_, problems);
   const Catalogue catalogue(config_.plugin_path);
   std::vector<uint32_t> refusals;
-  const auto load = [&](const char* key, const LibraryConfig& library, const auto load_factory, auto& factory) {
+  // Without a GPU at all no strategy can have one. Nothing is loaded then: LibTorch takes longer than to say so.
+  const std::string lacking = missing_gpu(text.json);
+  if (!lacking.empty()) {
+    problems.add("/strategy/accelerator", concat("\"cuda\": ", lacking));
+    refusals.push_back(STG_UNAVAILABLE);
+  }
+  const auto load = [&](Offer offer, const LibraryConfig& library, const auto load_factory, auto& factory) {
     if (library.name.empty() && !library.path) return;
+    const std::string key = word_for(offer);
     const size_t num_before = problems.all().size();
     try {
+      if (!lacking.empty()) {
+        const fs::path file = file_of(offer, library, catalogue);
+        if (std::error_code none; !fs::exists(file, none)) throw not_found("there is no file ", file.string());
+        return;
+      }
       factory = &load_factory(library, catalogue);
-      check_options(key, factory->name, factory->options_schema, library.options, problems);
+      check_options(key.c_str(), factory->name, factory->options_schema, library.options, problems);
     } catch (const Error& error) {
       const bool wrong_name = error.code == STG_INVALID_ARGUMENT && !library.name.empty();
       problems.add(wrong_name ? concat("/", key, "/name") : library.pointer, error.message);
@@ -163,8 +186,8 @@ void Session::load_plugins(const ConfigText& text) {
       if (is_refusal && problems.all().size() != num_before) refusals.push_back(error.code);
     }
   };
-  load("strategy", config_.strategy, load_strategy, strategy_factory_);
-  load("model", config_.model, load_model, model_factory_);
+  load(Offer::strategy, config_.strategy, load_strategy, strategy_factory_);
+  load(Offer::model, config_.model, load_model, model_factory_);
   const bool only_refusals = !refusals.empty() && refusals.size() == problems.all().size();
   problems.raise(config_.source, only_refusals ? refusals.front() : STG_INVALID_ARGUMENT);
   const auto passed_over = catalogue.passed_over({{Offer::strategy, config_.strategy.name}, {Offer::model, config_.model.name}});

@@ -274,13 +274,15 @@ TEST_CASE("An error of the model in training ends with 1 and says what, where") 
   CHECK(fit.err == Contains{"label 7 at row 0; there are 2 classes"});
 }
 
-TEST_CASE("A device that this version lacks is told before anything is created") {
+TEST_CASE("A device that is missing is told before anything is created") {
   const Run run(any_strategy());
-  const Finished cuda = run.fit({"strategy.accelerator=cuda"});
+  write_file(run.folder / "c.json", run.config.dump());
+  const Finished cuda = run_stratagem(
+      {"fit", (run.folder / "c.json").string(), "--set", "strategy.accelerator=cuda"}, "/",
+      {{"STRATAGEM_PLUGIN_PATH", TEST_PLUGINS "/toy"}, {"LD_LIBRARY_PATH", TEST_FAKE_DRIVER}, {"FAKE_CUDA", "devices=0"}});
   CHECK(cuda.code == 3);
   CHECK(!fs::exists(run.folder / "run"));
-  CHECK(cuda.err == Contains{"/strategy/accelerator is \"cuda\", which the strategy "});
-  CHECK(cuda.err == Contains{"it can use cpu"});
+  CHECK(cuda.err == Contains{"/strategy/accelerator: \"cuda\": NVIDIA's driver is here, but finds no GPU"});
   const Finished options = run.fit({"strategy.options.nothing=1"});
   CHECK(options.code == 2);
   CHECK(options.err == Contains{"/strategy/options/nothing: unknown key by the strategy"});

@@ -102,6 +102,8 @@ int main(int argc, char **argv) {
   REQUIRE(stg_version().size_bytes > 0);
   require_text(stg_config_schema(&tree), &tree, "Stratagem config");
   require_text(stg_list_plugins(text(""), &tree), &tree, "\"plugins\"");
+  require_text(stg_doctor(text(""), &tree), &tree, "\"schema_version\":1");
+  require_error(stg_doctor(text("/nowhere.json"), &tree), STG_NOT_FOUND, "/nowhere.json");
   require_error(stg_inspect_plugin(text("/nowhere.so"), &tree), STG_NOT_FOUND, "/nowhere.so");
   require_error(stg_config_schema(NULL), STG_INVALID_ARGUMENT, "result is null");
 

@@ -278,6 +278,14 @@ TEST_CASE("the folders that a library searches for what it needs are read from t
   CHECK(read_run_path(file.path()).empty());
 }
 
+TEST_CASE("what a library needs, and whether its own folders come before LD_LIBRARY_PATH, is read from the file") {
+  const DynamicSection newer = read_dynamic_section(NOTED_LIBRARY), older = read_dynamic_section(NOTED_WITH_RPATH);
+  CHECK(std::count(newer.needed.begin(), newer.needed.end(), "libz.so.1") == 1);
+  CHECK(!newer.is_run_path_first);
+  CHECK(older.run_path == std::vector<std::filesystem::path>{"/older"});
+  CHECK(older.is_run_path_first);
+}
+
 TEST_CASE("a real library with any byte of its tables changed has a run path, none, or an error with its path") {
   NoteFile file;
   std::ifstream in(NOTED_LIBRARY, std::ios::binary);
@@ -291,8 +299,8 @@ TEST_CASE("a real library with any byte of its tables changed has a run path, no
     changed[at] = static_cast<char>(changed[at] ^ (1 + random() % 255));
     write_file(file.path(), changed);
     try {
-      const auto folders = read_run_path(file.path());
-      CHECK(folders.size() < changed.size());
+      const DynamicSection found = read_dynamic_section(file.path());
+      CHECK(found.run_path.size() + found.needed.size() < changed.size());
     } catch (const Error& error) {
       check_error(error, error.code, {file.path()});
     }

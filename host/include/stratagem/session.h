@@ -183,6 +183,12 @@ STG_API stg_error *stg_list_plugins(stg_string config_path, stg_tree *result);
 /* The note of one plugin file, without loading it. [any] */
 STG_API stg_error *stg_inspect_plugin(stg_string path, stg_tree *result);
 
+/* Looks at what a run needs on this machine, and says what is wrong and what to do: {"schema_version": 1, "status": "fault", "checks":
+ * [{"id", "status", "found", "problems": [{"status", "wrong", "remedy"}]}]}; a status is "ok", "warning", "fault" or "skipped", that of
+ * all is its worst. Where there is an NVIDIA driver, it is initialised; no plugin and no LibTorch is loaded. `config_path`: a config whose
+ * needs are looked at; may be empty. [any] */
+STG_API stg_error *stg_doctor(stg_string config_path, stg_tree *result);
+
 /* Loads a plugin file with every check, and gives its table, `out`, which lives as long as the process: for hosts that use the ABI without a
  * session. [any] */
 STG_API stg_error *stg_load_plugin(stg_string path, const stg_plugin **out);

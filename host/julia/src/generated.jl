@@ -835,6 +835,12 @@ const STG_SESSION_ARGS_MIN_SIZE = UInt32(104)
 # The note of one plugin file, without loading it. [any]
 # stg_inspect_plugin(path::stg_string, result::Ptr{stg_tree}) -> Ptr{stg_error} [any]
 
+# Looks at what a run needs on this machine, and says what is wrong and what to do: {"schema_version": 1, "status": "fault", "checks":
+# [{"id", "status", "found", "problems": [{"status", "wrong", "remedy"}]}]}; a status is "ok", "warning", "fault" or "skipped", that of
+# all is its worst. Where there is an NVIDIA driver, it is initialised; no plugin and no LibTorch is loaded. `config_path`: a config whose
+# needs are looked at; may be empty. [any]
+# stg_doctor(config_path::stg_string, result::Ptr{stg_tree}) -> Ptr{stg_error} [any]
+
 # Loads a plugin file with every check, and gives its table, `out`, which lives as long as the process: for hosts that use the ABI without a
 # session. [any]
 # stg_load_plugin(path::stg_string, out::Ptr{Ptr{stg_plugin}}) -> Ptr{stg_error} [any]
@@ -1002,6 +1008,7 @@ const SIGNATURES = Dict{Symbol,Tuple{Any,Tuple}}(
     :stg_session_close => (Cvoid, (stg_session,)),
     :stg_list_plugins => (Ptr{stg_error}, (stg_string, Ptr{stg_tree})),
     :stg_inspect_plugin => (Ptr{stg_error}, (stg_string, Ptr{stg_tree})),
+    :stg_doctor => (Ptr{stg_error}, (stg_string, Ptr{stg_tree})),
     :stg_load_plugin => (Ptr{stg_error}, (stg_string, Ptr{Ptr{stg_plugin}})),
     :stg_describe_plugin => (Ptr{stg_error}, (stg_string, Ptr{stg_tree})),
     :stg_config_schema => (Ptr{stg_error}, (Ptr{stg_tree},)),

@@ -804,6 +804,7 @@ EXPORTED = {
     "stg_session_close": CFUNCTYPE(None, c_uint64),
     "stg_list_plugins": CFUNCTYPE(c_void_p, stg_string, POINTER(stg_tree)),
     "stg_inspect_plugin": CFUNCTYPE(c_void_p, stg_string, POINTER(stg_tree)),
+    "stg_doctor": CFUNCTYPE(c_void_p, stg_string, POINTER(stg_tree)),
     "stg_load_plugin": CFUNCTYPE(c_void_p, stg_string, POINTER(POINTER(stg_plugin))),
     "stg_describe_plugin": CFUNCTYPE(c_void_p, stg_string, POINTER(stg_tree)),
     "stg_config_schema": CFUNCTYPE(c_void_p, POINTER(stg_tree)),

@@ -2687,6 +2687,10 @@ pub struct Libstratagem {
         path: stg_string,
         result: *mut stg_tree,
     ) -> *mut stg_error,
+    pub stg_doctor: unsafe extern "C" fn(
+        config_path: stg_string,
+        result: *mut stg_tree,
+    ) -> *mut stg_error,
     pub stg_load_plugin: unsafe extern "C" fn(
         path: stg_string,
         out: *mut *const stg_plugin,
@@ -2741,6 +2745,7 @@ impl Libstratagem {
         let stg_session_close = __library.get(b"stg_session_close\0").map(|sym| *sym)?;
         let stg_list_plugins = __library.get(b"stg_list_plugins\0").map(|sym| *sym)?;
         let stg_inspect_plugin = __library.get(b"stg_inspect_plugin\0").map(|sym| *sym)?;
+        let stg_doctor = __library.get(b"stg_doctor\0").map(|sym| *sym)?;
         let stg_load_plugin = __library.get(b"stg_load_plugin\0").map(|sym| *sym)?;
         let stg_describe_plugin = __library
             .get(b"stg_describe_plugin\0")
@@ -2764,6 +2769,7 @@ impl Libstratagem {
             stg_session_close,
             stg_list_plugins,
             stg_inspect_plugin,
+            stg_doctor,
             stg_load_plugin,
             stg_describe_plugin,
             stg_config_schema,
@@ -2891,6 +2897,17 @@ impl Libstratagem {
         result: *mut stg_tree,
     ) -> *mut stg_error {
         (self.stg_inspect_plugin)(path, result)
+    }
+    /** Looks at what a run needs on this machine, and says what is wrong and what to do: {"schema_version": 1, "status": "fault", "checks":
+ [{"id", "status", "found", "problems": [{"status", "wrong", "remedy"}]}]}; a status is "ok", "warning", "fault" or "skipped", that of
+ all is its worst. Where there is an NVIDIA driver, it is initialised; no plugin and no LibTorch is loaded. `config_path`: a config whose
+ needs are looked at; may be empty. [any]*/
+    pub unsafe fn stg_doctor(
+        &self,
+        config_path: stg_string,
+        result: *mut stg_tree,
+    ) -> *mut stg_error {
+        (self.stg_doctor)(config_path, result)
     }
     /** Loads a plugin file with every check, and gives its table, `out`, which lives as long as the process: for hosts that use the ABI without a
  session. [any]*/
