@@ -276,9 +276,11 @@ TEST_CASE("an import drops the gradients and graphs of the window") {
   CHECK(instance.value("weight") == -1);
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they take address space without end
-
 TEST_CASE("an update that fails half-way says so, and leaves the instance draining") {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  WARN("not run: a sanitizer takes address space without end, so it can't be made short");
+  return;
+#endif
   static constexpr int64_t count = 12 << 20;  // 48 MiB of floats: more than malloc keeps for later
   std::vector<ToyParameter> parameters{{{"weight"}, {count}, {}}};
   ToyModel model(parameters, [](ToyReplica&, const stg_step_context&, const stg_value&) {
@@ -319,5 +321,3 @@ TEST_CASE("an update that fails half-way says so, and leaves the instance draini
   CHECK(instance.status().state == STG_STATE_DRAINING);
   CHECK(error_of([&] { instance.train(batch_of({1})); }).code == STG_FAILED_PRECONDITION);
 }
-
-#endif
