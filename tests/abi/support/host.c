@@ -18,8 +18,8 @@ const pthread_t* only_releaser;
 
 /* ---- checks ---- */
 
-int num_failures;
-static int num_checks;
+atomic_int num_failures;
+static atomic_int num_checks;
 
 int check_at(const char* file, int line, int is_true, const char* format, ...) {
   ++num_checks;

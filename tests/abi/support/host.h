@@ -7,6 +7,7 @@
 #define HOST_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stratagem/abi.h>
 
 /* ---- checks ---- */
@@ -25,7 +26,7 @@ int check_at(const char* file, int line, int is_true, const char* format, ...) _
 #define CHECK_THAT(condition, ...) check_at(__FILE__, __LINE__, (condition) != 0, __VA_ARGS__)
 
 /* Checks that failed so far, for a child process to tell its own. */
-extern int num_failures;
+extern atomic_int num_failures; /* callbacks check things on whatever thread they come */
 
 /* Both release the error. 1 if it was what was expected. */
 int succeeds_at(const char* file, int line, stg_error* error, const char* call);
