@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <stdexcept>
 #include <string_view>
 
 #include "base/error.hpp"
@@ -11,6 +12,9 @@ namespace stratagem {
 
 namespace {
 
+// The CPU's allocator throws a plain c10::Error, which TorchScript's interpreter makes a std::runtime_error of in LibTorch 2.11.
+bool is_cpu_out_of_memory(std::string_view text) { return text.find("DefaultCPUAllocator: ") != std::string_view::npos; }
+
 uint32_t code_of(const c10::Error& error) {
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return STG_RESOURCE_EXHAUSTED;
   if (dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr) return STG_UNIMPLEMENTED;
@@ -18,11 +22,7 @@ uint32_t code_of(const c10::Error& error) {
       dynamic_cast<const c10::TypeError*>(&error) != nullptr) {
     return STG_INVALID_ARGUMENT;
   }
-  // The CPU's allocator throws a plain c10::Error.
-  if (std::string_view(error.what_without_backtrace()).find("DefaultCPUAllocator: ") != std::string_view::npos) {
-    return STG_RESOURCE_EXHAUSTED;
-  }
-  return STG_INTERNAL;
+  return is_cpu_out_of_memory(error.what_without_backtrace()) ? STG_RESOURCE_EXHAUSTED : STG_INTERNAL;
 }
 
 Error translate(const std::exception_ptr& exception) {
@@ -30,6 +30,9 @@ Error translate(const std::exception_ptr& exception) {
     std::rethrow_exception(exception);
   } catch (const c10::Error& error) {
     return {code_of(error), error.what_without_backtrace()};
+  } catch (const std::runtime_error& error) {
+    if (!is_cpu_out_of_memory(error.what())) throw;
+    return {STG_RESOURCE_EXHAUSTED, error.what()};
   }
 }
 
