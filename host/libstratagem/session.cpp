@@ -13,6 +13,7 @@
 #include "base/structs.hpp"
 #include "libstratagem/config/overwrites.hpp"
 #include "libstratagem/loop/evaluate.hpp"
+#include "libstratagem/loop/schedule.hpp"
 
 namespace stratagem {
 namespace fs = std::filesystem;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <set>
 
+#include "base/dlpack.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "libstratagem/session.hpp"

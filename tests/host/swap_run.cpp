@@ -10,7 +10,7 @@
 
 namespace stratagem::test {
 
-Json swap_config(const TemporaryFolder& folder, const Json& strategy) {
+Json swap_config(const TemporaryFolder& folder, const Json& first) {
   constexpr int64_t num_samples = 60;
   const TensorPtr inputs = allocate_tensor(float32, {num_samples, 4}), targets = allocate_tensor(int64, {num_samples});
   for (int64_t i = 0; i < num_samples * 4; ++i)
@@ -26,7 +26,7 @@ Json swap_config(const TemporaryFolder& folder, const Json& strategy) {
     "trainer": {"max_steps": 30, "log_every_n_steps": 1}, "checkpoint": {"dir": "run"}})");
   config["plugin_path"] = {TEST_INSTALLED, TEST_PLUGINS "/troubled"};
   config["model"]["path"] = TEST_MODELS "/mlp.so";
-  config["strategy"] = strategy;
+  config["strategy"] = first;
   return config;
 }
 

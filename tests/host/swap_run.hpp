@@ -12,7 +12,7 @@ namespace stratagem::test {
 
 /// 60 samples of four numbers with a class of three each, in batches of 6, so that 1, 2 and 3 devices have equal shares.
 Json strategy(const std::string& name, const Json& devices = nullptr, const Json& options = nullptr);
-Json swap_config(const TemporaryFolder& folder, const Json& strategy = strategy("single_device"));
+Json swap_config(const TemporaryFolder& folder, const Json& first = strategy("single_device"));
 Json swap_at(int64_t step, const Json& strategy);
 
 struct SwapRun {

@@ -3,6 +3,7 @@
 // Replicas without initial values (STG_REPLICATE_SKIP_INIT): never other than with them, once their state is written.
 #include "torch/runtime/skip_init.hpp"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
