@@ -61,10 +61,11 @@ Tree net_batch(int64_t num_rows, int64_t index, at::ScalarType dtype) {
   return make_tree(std::move(dict));
 }
 
-std::unique_ptr<Instance> on_emulated(const std::string& strategy, const std::string& devices, const std::string& more) {
+std::unique_ptr<Instance> on_emulated(const std::string& strategy, const std::string& devices, const std::string& more,
+                                      uint64_t flags) {
   const stg_plugin& plugin = load_plugin(EMULATED_PLUGINS "/emulated_" + strategy + ".so");
   return std::make_unique<Instance>(strategy_api(plugin, strategy),
-                                    concat(R"({"accelerator": "emulated", "devices": )", devices, more, "}"));
+                                    concat(R"({"accelerator": "emulated", "devices": )", devices, more, "}"), nullptr, flags);
 }
 
 std::unique_ptr<Instance> on_cpu(const std::string& strategy, size_t num_devices, const std::string& more) {
@@ -110,6 +111,7 @@ void begin_emulation() {
   emulated::set_delays(1, std::chrono::microseconds(0));
   emulated::release_ranks();
   emulated::heal();
+  emulated::fail_transport_call(0, "");
   leave_out("");
   take_places();
 }

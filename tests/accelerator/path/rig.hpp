@@ -34,7 +34,8 @@ class Net : public TensorModel {
 Tree net_batch(int64_t num_rows, int64_t index, at::ScalarType dtype = at::kFloat);
 
 /// What `emulated_*` plugins make; `more` begins with a comma.
-std::unique_ptr<Instance> on_emulated(const std::string& strategy, const std::string& devices, const std::string& more);
+std::unique_ptr<Instance> on_emulated(const std::string& strategy, const std::string& devices, const std::string& more,
+                                      uint64_t flags = 0);
 /// The same on as many logical CPU devices.
 std::unique_ptr<Instance> on_cpu(const std::string& strategy, size_t num_devices, const std::string& more);
 
