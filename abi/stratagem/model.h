@@ -98,7 +98,8 @@ typedef struct stg_step_context {
   int64_t global_step;      /* optimizer steps done */
   stg_dtype autocast_dtype; /* {0,0,0}: autocast is off */
   uint32_t reserved;        /* 0 */
-  stg_stream stream; /* the replica's, on an accelerator: the batch is ready on it, and the step and its backward queue their work on it;
+  stg_stream
+      stream; /* the replica's, on an accelerator: the batch is ready on it, and the step and its backward queue their work on it;
                         on a CPU zeros */
 } stg_step_context;
 #define STG_STEP_CONTEXT_MIN_SIZE 88u

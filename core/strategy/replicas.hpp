@@ -32,6 +32,8 @@ struct ParameterInfo {
   bool persistent = false;
 };
 
+inline bool same_device(stg_device a, stg_device b) { return a.kind == b.kind && a.index == b.index; }
+
 class ReplicaSlot {
  public:
   ReplicaSlot(const Model& model, const stg_replicate_args& args, size_t its_leader);

@@ -143,8 +143,8 @@ TEST_CASE("emulated autograd: Hooks fire while the device is still at work") {
   int num_while_busy = 0;
   for (const at::Tensor& parameter : model.parameters)
     torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Hook>([&](const at::Tensor&) {
-      if (!emulated::is_idle(default_stream(0))) ++num_while_busy;
-    }));
+                                                     if (!emulated::is_idle(default_stream(0))) ++num_while_busy;
+                                                   }));
   const auto [x, y] = batch(1);
   const at::Tensor there = x.to(device(0));
   const at::Tensor labels = y.to(device(0));
