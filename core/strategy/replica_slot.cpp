@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "strategy/replicas.hpp"
-
 #include <algorithm>
 #include <cstring>
 #include <unordered_set>
 
 #include "strategy/elements.hpp"
 #include "strategy/gradients.hpp"
+#include "strategy/replicas.hpp"
 
 namespace stratagem {
 
@@ -91,7 +90,6 @@ struct Described {
   std::vector<ParameterInfo> infos;
   std::vector<bool> pinned;
 };
-
 
 }  // namespace
 
