@@ -16,7 +16,7 @@ void check_denominator(const stg_tensor* tensor) {
 
 // What stands behind a stg_gradient_sink.
 struct Sink {
-  const Replica::Ready& ready;
+  const Replica::ReadyOnStream& ready;
   const Replica::ReadySparse& ready_sparse;
   std::exception_ptr refused = nullptr;  // the first error
 
@@ -84,6 +84,13 @@ ModelStep Replica::step(stg_step_context context, Tree batch) const {
 }
 
 void Replica::backward(GraphPtr graph, double scale, const Ready& ready, const ReadySparse& ready_sparse) const {
+  const ReadyOnStream on_stream = [&](uint64_t index, TensorPtr gradient, const stg_stream*) {
+    ready(index, std::move(gradient));
+  };
+  backward(std::move(graph), scale, on_stream, ready_sparse);
+}
+
+void Replica::backward(GraphPtr graph, double scale, const ReadyOnStream& ready, const ReadySparse& ready_sparse) const {
   if (graph == nullptr) throw failed_precondition("backward without a graph: a training_step has to come before it");
   Sink own{ready, ready_sparse};
   stg_gradient_sink sink = sized<stg_gradient_sink>();

@@ -55,8 +55,10 @@ struct SparseGradient {
 /// One replica. Its functions are for one thread at a time.
 class Replica {
  public:
-  /// Takes a gradient: the parameter's index, the gradient or null, and the stream that orders it where that is not the step's.
-  using Ready = std::function<void(uint64_t index, TensorPtr gradient, const stg_stream* stream)>;
+  /// Takes a gradient: the parameter's index, and the gradient or null.
+  using Ready = std::function<void(uint64_t index, TensorPtr gradient)>;
+  /// The same on an accelerator: the stream orders the gradient; null: the step's does.
+  using ReadyOnStream = std::function<void(uint64_t index, TensorPtr gradient, const stg_stream* stream)>;
   using ReadySparse = std::function<void(uint64_t index, SparseGradient gradient)>;
 
   Replica() = default;
@@ -71,6 +73,7 @@ class Replica {
   /// Runs backward from the loss times `scale`; `ready` is called once for each parameter that requires a gradient, or more. Without
   /// `ready_sparse` the model makes sparse gradients dense.
   void backward(GraphPtr graph, double scale, const Ready& ready, const ReadySparse& ready_sparse = {}) const;
+  void backward(GraphPtr graph, double scale, const ReadyOnStream& ready, const ReadySparse& ready_sparse = {}) const;
 
  private:
   struct Destroy {

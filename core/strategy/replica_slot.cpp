@@ -172,8 +172,7 @@ void ReplicaSlot::backward(double scale, double weight, bool detect_anomaly) {
   Incoming incoming{std::vector<bool>(parameters.size()), std::vector<TensorPtr>(parameters.size()),
                     std::vector<std::optional<SparseRows>>(parameters.size())};
   model_.backward(
-      std::move(step.graph), scale,
-      [&](uint64_t index, TensorPtr gradient, const stg_stream*) { collect(index, std::move(gradient), incoming); },
+      std::move(step.graph), scale, [&](uint64_t index, TensorPtr gradient) { collect(index, std::move(gradient), incoming); },
       [&](uint64_t index, const SparseGradient& gradient) {
         const ParameterInfo& info = first_seen(index, incoming);
         check_trained(info);
@@ -199,7 +198,7 @@ void ReplicaSlot::backward(double scale, double weight, bool detect_anomaly) {
   }
 }
 
-void ReplicaSlot::backward(double scale, const Replica::Ready& take) {
+void ReplicaSlot::backward(double scale, const Replica::ReadyOnStream& take) {
   Incoming incoming{std::vector<bool>(parameters.size()), std::vector<TensorPtr>(parameters.size()), {}};
   model_.backward(std::move(step.graph), scale, [&](uint64_t index, TensorPtr gradient, const stg_stream* stream) {
     collect(index, std::move(gradient), incoming);

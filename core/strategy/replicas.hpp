@@ -60,7 +60,7 @@ class ReplicaSlot {
   /// Backward from the latest graph times `scale`, added to `gradients` times `weight`. One of 0 drops the graph unread.
   void backward(double scale, double weight, bool detect_anomaly);
   /// The same for a replica on an accelerator: each gradient is handed on as it is ready, sparse ones as dense ones.
-  void backward(double scale, const Replica::Ready& take);
+  void backward(double scale, const Replica::ReadyOnStream& take);
   void drop_graph() { step.graph.reset(); }
   /// Bytes; none where the model has no generator.
   Tree generator_state() const;

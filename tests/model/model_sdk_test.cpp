@@ -146,7 +146,7 @@ TEST_CASE("A gradient is handed over without a copy, and nobody else refers to i
   const Replica replica(own_model<Watching>(), replicate_args());
   for (int i = 0; i < 2; ++i) {
     ModelStep step = train(replica, batch_of(at::ones({4, 64}), {}));
-    replica.backward(std::move(step.graph), 1, [&](uint64_t, TensorPtr gradient, const stg_stream*) {
+    replica.backward(std::move(step.graph), 1, [&](uint64_t, TensorPtr gradient) {
       REQUIRE(gradient != nullptr);
       CHECK(first_element(gradient->view) == Watching::where);
       const at::Tensor adopted = to_tensor(std::move(gradient));
@@ -198,9 +198,7 @@ TEST_CASE("A parameter that is thawed during training gets its gradient") {
     CHECK(at::equal(gradients_of(replica, std::move(step.graph)).at(1), at::ones({2})));
     // What a failed backward has left behind is not added to the next one.
     step = replica.step(later, batch_of(at::ones({1}), {}));
-    CHECK_THROWS(replica.backward(std::move(step.graph), 1, [](uint64_t, TensorPtr, const stg_stream*) {
-      throw Error{STG_ABORTED, "enough"};
-    }));
+    CHECK_THROWS(replica.backward(std::move(step.graph), 1, [](uint64_t, TensorPtr) { throw Error{STG_ABORTED, "enough"}; }));
   }
 }
 
@@ -391,7 +389,7 @@ TEST_CASE("An error from the sink ends backward, comes back, and leaves nothing 
   for (const uint64_t at_index : {0U, 2U}) {
     ModelStep step = train(replica, rows.batch());
     try {
-      replica.backward(std::move(step.graph), 1, [at_index](uint64_t index, TensorPtr, const stg_stream*) {
+      replica.backward(std::move(step.graph), 1, [at_index](uint64_t index, TensorPtr) {
         if (index == at_index) throw Error{STG_ABORTED, "enough"};
       });
       FAIL("backward should have failed");
