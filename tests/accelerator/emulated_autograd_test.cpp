@@ -128,9 +128,10 @@ TEST_CASE("emulated autograd: Backward runs on the stream of forward, and a miss
     const auto [x, y] = batch(1);
     model.loss(x.to(device(0)), y.to(device(0))).backward();
   }
-  // Whatever was allocated on one stream and is freed after use on another must have been waited for.
   REQUIRE(reports() == "");
   if (waits) order(side, default_stream(0));
+  for (const at::Tensor& parameter : model.parameters)
+    parameter.grad().record_stream(default_stream(0));  // where `step` lets them go
   model.step();
   REQUIRE((reports() == "") == waits);
   synchronize(0);
@@ -143,8 +144,8 @@ TEST_CASE("emulated autograd: Hooks fire while the device is still at work") {
   int num_while_busy = 0;
   for (const at::Tensor& parameter : model.parameters)
     torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Hook>([&](const at::Tensor&) {
-      if (!emulated::is_idle(default_stream(0))) ++num_while_busy;
-    }));
+                                                     if (!emulated::is_idle(default_stream(0))) ++num_while_busy;
+                                                   }));
   const auto [x, y] = batch(1);
   const at::Tensor there = x.to(device(0));
   const at::Tensor labels = y.to(device(0));

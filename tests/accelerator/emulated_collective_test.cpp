@@ -49,7 +49,8 @@ struct Group {
   }
 };
 
-void all_reduce(TransportGroup* group, const std::vector<at::Tensor>& tensors, const std::vector<c10::Stream>& streams, double factor) {
+void all_reduce(TransportGroup* group, const std::vector<at::Tensor>& tensors, const std::vector<c10::Stream>& streams,
+                double factor) {
   REQUIRE(text_of(api().begin(group)) == "");
   for (size_t rank = 0; rank < tensors.size(); ++rank) {
     const TransportBuffer its = buffer(tensors[rank]);
@@ -151,7 +152,8 @@ TEST_CASE("emulated transport: A rank that doesn't come holds the others until t
   synchronize(1);
   TransportGroup* late = nullptr;
   const auto list = devices(2);
-  REQUIRE_THAT(text_of(api().open(list.data(), 2, "{}", in_ms(10), &late)), Catch::Contains("rank 1 on emulated:1 was not ready"));
+  REQUIRE_THAT(text_of(api().open(list.data(), 2, "{}", in_ms(10), &late)),
+               Catch::Contains("rank 1 on emulated:1 was not ready"));
   REQUIRE(late == nullptr);
 }
 
@@ -230,7 +232,8 @@ TEST_CASE("emulated transport: Settings and devices that it doesn't know are ref
   const Fresh fresh;
   TransportGroup* group = nullptr;
   auto list = devices(2);
-  REQUIRE_THAT(text_of(api().open(list.data(), 2, R"({"lable": "x"})", 0, &group)), Catch::Contains("no setting 'lable'; it has: label"));
+  REQUIRE_THAT(text_of(api().open(list.data(), 2, R"({"lable": "x"})", 0, &group)),
+               Catch::Contains("no setting 'lable'; it has: label"));
   list[1].index = 0;
   REQUIRE_THAT(text_of(api().open(list.data(), 2, "{}", 0, &group)), Catch::Contains("emulated:0 is in the group twice"));
   list[1].index = 17;

@@ -171,7 +171,8 @@ TEST_CASE("emulated detector: A host that reads pinned memory without waiting fo
     REQUIRE(found == "");
     REQUIRE(sum == 100);
   } else {
-    REQUIRE_THAT(found, Catch::Contains("race: the host reads pinned memory while copy to pinned memory on emulated:0 stream 0 writes it"));
+    REQUIRE_THAT(found, Catch::Contains(
+                            "race: the host reads pinned memory while copy to pinned memory on emulated:0 stream 0 writes it"));
   }
 }
 
@@ -183,7 +184,8 @@ TEST_CASE("emulated detector: A host that writes pinned memory while it is copie
   REQUIRE(from.sum().item<float>() == 0);
   REQUIRE(reports() == "");
   from.fill_(1);
-  REQUIRE_THAT(reports(), Catch::Contains("race: the host writes pinned memory while copy from pinned memory on emulated:0 stream 0 reads"));
+  REQUIRE_THAT(reports(),
+               Catch::Contains("race: the host writes pinned memory while copy from pinned memory on emulated:0 stream 0 reads"));
   default_stream(0).synchronize();
   from.fill_(2);
   REQUIRE(reports() == "");

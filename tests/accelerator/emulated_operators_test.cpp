@@ -25,69 +25,102 @@ at::Tensor indices(std::vector<int64_t> values) { return at::tensor(values); }
 std::vector<Case> cases() {
   return {
       {"linear", {random({4, 3}), random({5, 3}), random({5})}, [](const Tensors& x) { return at::linear(x[0], x[1], x[2]); }},
-      {"linear of 3 dimensions", {random({2, 4, 3}), random({5, 3}), random({5})},
+      {"linear of 3 dimensions",
+       {random({2, 4, 3}), random({5, 3}), random({5})},
        [](const Tensors& x) { return at::linear(x[0], x[1], x[2]); }},
-      {"conv2d", {random({2, 3, 8, 8}), random({4, 3, 3, 3}), random({4})},
+      {"conv2d",
+       {random({2, 3, 8, 8}), random({4, 3, 3, 3}), random({4})},
        [](const Tensors& x) { return at::conv2d(x[0], x[1], x[2], 2, 1); }},
-      {"conv2d in groups, channels last", {random({2, 4, 6, 6}), random({4, 1, 3, 3})},
+      {"conv2d in groups, channels last",
+       {random({2, 4, 6, 6}), random({4, 1, 3, 3})},
        [](const Tensors& x) { return at::conv2d(x[0].contiguous(at::MemoryFormat::ChannelsLast), x[1], {}, 1, 1, 1, 4); }},
-      {"conv_transpose2d", {random({2, 3, 5, 5}), random({3, 2, 3, 3}), random({2})},
+      {"conv_transpose2d",
+       {random({2, 3, 5, 5}), random({3, 2, 3, 3}), random({2})},
        [](const Tensors& x) { return at::conv_transpose2d(x[0], x[1], x[2], 2); }},
-      {"batch_norm", {random({4, 3, 5, 5}), random({3}), random({3})},
+      {"batch_norm",
+       {random({4, 3, 5, 5}), random({3}), random({3})},
        [](const Tensors& x) { return at::batch_norm(x[0], x[1], x[2], {}, {}, true, 0.1, 1e-5, false); }},
-      {"layer_norm", {random({4, 6}), random({6}), random({6})}, [](const Tensors& x) { return at::layer_norm(x[0], {6}, x[1], x[2]); }},
-      {"group_norm", {random({2, 4, 3}), random({4}), random({4})}, [](const Tensors& x) { return at::group_norm(x[0], 2, x[1], x[2]); }},
+      {"layer_norm",
+       {random({4, 6}), random({6}), random({6})},
+       [](const Tensors& x) { return at::layer_norm(x[0], {6}, x[1], x[2]); }},
+      {"group_norm",
+       {random({2, 4, 3}), random({4}), random({4})},
+       [](const Tensors& x) { return at::group_norm(x[0], 2, x[1], x[2]); }},
       {"embedding", {random({7, 3}), indices({1, 4, 1, 6})}, [](const Tensors& x) { return at::embedding(x[0], x[1]); }},
       {"gelu", {random({40})}, [](const Tensors& x) { return at::gelu(x[0]); }},
-      {"relu, tanh, sigmoid, silu", {random({40})},
+      {"relu, tanh, sigmoid, silu",
+       {random({40})},
        [](const Tensors& x) { return at::relu(x[0]) + at::tanh(x[0]) + at::sigmoid(x[0]) + at::silu(x[0]); }},
       {"softmax", {random({4, 6})}, [](const Tensors& x) { return at::softmax(x[0], 1); }},
-      {"attention", {random({2, 2, 5, 4}), random({2, 2, 5, 4}), random({2, 2, 5, 4})},
+      {"attention",
+       {random({2, 2, 5, 4}), random({2, 2, 5, 4}), random({2, 2, 5, 4})},
        [](const Tensors& x) { return at::scaled_dot_product_attention(x[0], x[1], x[2], {}, 0.0, true); }},
-      {"cross_entropy", {random({4, 5}), indices({0, 3, 4, 1})}, [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1]); }},
-      {"cross_entropy with weights, smoothed", {random({4, 5}), indices({0, 3, 4, 1}), at::rand({5})},
+      {"cross_entropy",
+       {random({4, 5}), indices({0, 3, 4, 1})},
+       [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1]); }},
+      {"cross_entropy with weights, smoothed",
+       {random({4, 5}), indices({0, 3, 4, 1}), at::rand({5})},
        [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1], x[2].detach(), 1, -100, 0.1); }},
       {"mse_loss", {random({4, 5}), random({4, 5}) + 1}, [](const Tensors& x) { return at::mse_loss(x[0], x[1]); }},
-      {"binary_cross_entropy_with_logits", {random({4, 5}), at::rand({4, 5})},
+      {"binary_cross_entropy_with_logits",
+       {random({4, 5}), at::rand({4, 5})},
        [](const Tensors& x) { return at::binary_cross_entropy_with_logits(x[0], x[1].detach()); }},
-      {"max_pool2d, avg_pool2d", {random({2, 3, 8, 8})},
-       [](const Tensors& x) { return at::max_pool2d(x[0], 2) + at::avg_pool2d(x[0], 2) + at::adaptive_avg_pool2d(x[0], {4, 4}); }},
-      {"cat, stack, split, chunk", {random({4, 3}), random({4, 3})},
-       [](const Tensors& x) { return at::cat({at::stack({x[0], x[1]}).view({8, 3}), x[0].split(2)[1], x[1].chunk(2)[0]}); }},
-      {"where, clamp, abs, sign", {random({4, 3}), random({4, 3})},
+      {"max_pool2d, avg_pool2d",
+       {random({2, 3, 8, 8})},
+       [](const Tensors& x) {
+         return at::max_pool2d(x[0], 2) + at::avg_pool2d(x[0], 2) + at::adaptive_avg_pool2d(x[0], {4, 4});
+       }},
+      {"cat, stack, split, chunk",
+       {random({4, 3}), random({4, 3})},
+       [](const Tensors& x) {
+         return at::cat({at::stack({x[0], x[1]}).view({8, 3}), x[0].split(2)[1], x[1].chunk(2)[0]});
+       }},
+      {"where, clamp, abs, sign",
+       {random({4, 3}), random({4, 3})},
        [](const Tensors& x) { return at::where(x[0] > 0, x[0].clamp(-1, 1), x[1].abs() * x[1].sign()); }},
-      {"sqrt, exp, log, pow, rsqrt", {at::rand({9}) + 1},
+      {"sqrt, exp, log, pow, rsqrt",
+       {at::rand({9}) + 1},
        [](const Tensors& x) { return x[0].sqrt() + x[0].exp().log() + x[0].pow(3) + x[0].rsqrt() + x[0].reciprocal(); }},
-      {"norm, sum, mean, var, std", {random({4, 6})},
+      {"norm, sum, mean, var, std",
+       {random({4, 6})},
        [](const Tensors& x) { return x[0].norm() + x[0].sum(1) + x[0].mean(1) + x[0].var(1) + x[0].std(1); }},
-      {"max, min, argmax, topk, sort", {random({4, 6})},
+      {"max, min, argmax, topk, sort",
+       {random({4, 6})},
        [](const Tensors& x) {
          return std::get<0>(x[0].max(1)) + std::get<0>(x[0].min(1)) + x[0].argmax(1) + std::get<0>(x[0].topk(2, 1)).sum(1) +
                 std::get<0>(x[0].sort(1)).narrow(1, 0, 2).sum(1) + x[0].amax(1);
        }},
-      {"gather, scatter, index_add, index_select, index", {random({4, 6}), indices({2, 0, 3})},
+      {"gather, scatter, index_add, index_select, index",
+       {random({4, 6}), indices({2, 0, 3})},
        [](const Tensors& x) {
          const at::Tensor rows = x[0].index_select(0, x[1]);
          const at::Tensor added = at::zeros({4, 6}, x[0].options()).index_add(0, x[1], rows);
          const at::Tensor spread = at::zeros({4, 6}, x[0].options()).scatter(0, x[1].view({3, 1}), rows.narrow(1, 0, 1));
          return added + spread + x[0].gather(0, at::zeros({4, 6}, x[1].options())) + x[0].index({x[1]}).sum();
        }},
-      {"index_put", {random({4, 6}), indices({2, 0})},
-       [](const Tensors& x) { return x[0].clone().index_put_({x[1]}, at::ones({2, 6}, x[0].options())); }},
-      {"matmul, bmm, addmm, einsum", {random({2, 3, 4}), random({2, 4, 3}), random({3, 3})},
+      {"index_put",
+       {random({4, 6}), indices({2, 0})},
+       [](const Tensors& x) {
+         return x[0].clone().index_put_({x[1]}, at::ones({2, 6}, x[0].options()));
+       }},
+      {"matmul, bmm, addmm, einsum",
+       {random({2, 3, 4}), random({2, 4, 3}), random({3, 3})},
        [](const Tensors& x) {
          return at::matmul(x[0], x[1]) + at::bmm(x[0], x[1]) + at::addmm(x[2], x[0][0], x[1][0]) +
                 at::einsum("bij,bjk->bik", {x[0], x[1]});
        }},
-      {"permute, expand, flip, roll, repeat", {random({3, 4})},
+      {"permute, expand, flip, roll, repeat",
+       {random({3, 4})},
        [](const Tensors& x) {
          return x[0].permute({1, 0}).contiguous() + x[0].flip(0).t() + x[0].roll(1, 1).t() + x[0][0].expand({3, 4}).t() +
                 x[0][1].repeat({3, 1}).t();
        }},
-      {"cumsum, tril, masked_fill, lerp", {random({4, 4})},
+      {"cumsum, tril, masked_fill, lerp",
+       {random({4, 4})},
        [](const Tensors& x) { return x[0].cumsum(0).tril() + x[0].masked_fill(x[0] > 1, 0.5) + x[0].lerp(x[0].t(), 0.3); }},
       {"to another type and back", {random({20})}, [](const Tensors& x) { return x[0].to(at::kBFloat16).to(at::kFloat) * 2; }},
-      {"upsample, pad", {random({1, 2, 4, 4})},
+      {"upsample, pad",
+       {random({1, 2, 4, 4})},
        [](const Tensors& x) {
          return at::upsample_bilinear2d(x[0], {8, 8}, false).sum() + at::upsample_nearest2d(x[0], {8, 8}).sum() +
                 at::constant_pad_nd(x[0], {1, 1}) + at::reflection_pad2d(x[0], {1, 1, 0, 0});
@@ -130,9 +163,7 @@ TEST_CASE("emulated operators: Values and gradients are the CPU's") {
 TEST_CASE("emulated operators: Those on lists and the fused optimizers are the CPU's") {
   const Fresh fresh;
   const auto run = [](at::Device where) {
-    const auto list = [&](double shift) {
-      return Tensors{(random({5, 2}) + shift).to(where), (random({7}) * shift).to(where)};
-    };
+    const auto list = [&](double shift) { return Tensors{(random({5, 2}) + shift).to(where), (random({7}) * shift).to(where)}; };
     Tensors params = list(1);
     const Tensors grads = list(2);
     Tensors a = list(0.1), b = list(0.2);
@@ -250,7 +281,8 @@ TEST_CASE("emulated operators: Autocast computes in the lower type, and gradient
   at::autocast::increment_nesting();
   const at::Tensor y = at::linear(random({2, 3}).to(device(0)), weight);
   const at::Tensor z = at::conv2d(random({2, 3, 6, 6}).to(device(0)), kernel);
-  const at::Tensor loss = at::mse_loss(y, at::zeros({2, 5}, on(0))) + z.pow(2).mean() + at::cross_entropy_loss(y, at::zeros({2}, on(0).dtype(at::kLong)));
+  const at::Tensor loss = at::mse_loss(y, at::zeros({2, 5}, on(0))) + z.pow(2).mean() +
+                          at::cross_entropy_loss(y, at::zeros({2}, on(0).dtype(at::kLong)));
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(at::kPrivateUse1, false);
   loss.backward();

@@ -35,7 +35,9 @@ inline void order(const c10::Stream& from, const c10::Stream& to) {
   event.block(to);
 }
 
-inline void synchronize(int index) { c10::impl::VirtualGuardImpl(at::kPrivateUse1).synchronizeDevice(static_cast<at::DeviceIndex>(index)); }
+inline void synchronize(int index) {
+  c10::impl::VirtualGuardImpl(at::kPrivateUse1).synchronizeDevice(static_cast<at::DeviceIndex>(index));
+}
 
 inline at::Tensor on_host(const at::Tensor& tensor) { return tensor.to(at::kCPU); }
 

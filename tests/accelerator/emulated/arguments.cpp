@@ -167,7 +167,8 @@ std::string Arguments::shape_key() const {
     key << '|';
     bool has_tensors = value.isTensor() || value.isTensorList() || value.isOptionalTensorList();
     each_tensor(value, [&](const at::Tensor& tensor) {
-      key << tensor.scalar_type() << tensor.sizes() << tensor.strides() << tensor.unsafeGetTensorImpl()->is_wrapped_number() << ',';
+      key << tensor.scalar_type() << tensor.sizes() << tensor.strides() << tensor.unsafeGetTensorImpl()->is_wrapped_number()
+          << ',';
     });
     if (value.isOptionalTensorList()) {
       for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) key << (tensor && tensor->defined());

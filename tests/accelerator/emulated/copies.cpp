@@ -59,8 +59,7 @@ void copy_from_host(const at::Tensor& from, const at::Tensor& to, bool may_retur
     if (!may_return) wait_for(queue);
     return;
   }
-  launch(queue, "copy from the host", {span(to, true)},
-         [from = from.clone(), to = plain(to)] { to.tensor().copy_(from); });
+  launch(queue, "copy from the host", {span(to, true)}, [from = from.clone(), to = plain(to)] { to.tensor().copy_(from); });
 }
 
 void copy_to_host(const at::Tensor& from, const at::Tensor& to, bool may_return) {

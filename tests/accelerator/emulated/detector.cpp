@@ -41,9 +41,8 @@ std::string place(const Block& block, size_t begin, size_t end) {
 }
 
 bool is_written_too(const Span& read, const std::vector<Span>& spans) {
-  return std::any_of(spans.begin(), spans.end(), [&](const Span& span) {
-    return span.is_write && span.address == read.address && span.bytes == read.bytes;
-  });
+  return std::any_of(spans.begin(), spans.end(),
+                     [&](const Span& span) { return span.is_write && span.address == read.address && span.bytes == read.bytes; });
 }
 
 }  // namespace
@@ -93,8 +92,8 @@ std::string describe(const Trace& trace) {
   return concat(*trace.operation, " on ", trace.queue->name(), trace.is_write ? " writes" : " reads");
 }
 
-void touch(Queue& queue, uint64_t time, const std::shared_ptr<const std::string>& operation, Block& block, size_t begin, size_t end,
-           bool is_write) {
+void touch(Queue& queue, uint64_t time, const std::shared_ptr<const std::string>& operation, Block& block, size_t begin,
+           size_t end, bool is_write) {
   const Trace now{begin, end, is_write, &queue, time, operation};
   if (!block.is_used) report(concat("use after free: ", describe(now), " ", place(block, begin, end), ", which was given back"));
   for (const Trace& before : block.traces) {
@@ -117,8 +116,8 @@ void check_free(const Block& block) {
   known.join(block.owner->clock);
   for (const Trace& trace : block.traces) {
     if (block.users.contains(trace.queue) || is_known_done(trace, known)) continue;
-    report(concat("use after free: ", place(block, trace.begin, trace.end), ", allocated on ", block.owner->name(), ", is freed while ",
-                  describe(trace), " it (record_stream is missing, or a wait of the allocating stream)"));
+    report(concat("use after free: ", place(block, trace.begin, trace.end), ", allocated on ", block.owner->name(),
+                  ", is freed while ", describe(trace), " it (record_stream is missing, or a wait of the allocating stream)"));
   }
 }
 

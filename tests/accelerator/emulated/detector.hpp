@@ -60,8 +60,8 @@ void host_waited(const Clock& clock);
 /// The queue's next operation, after what the host knows: its time.
 uint64_t advance(Queue& queue);
 /// An access of the operation at `time`, which was just advanced to.
-void touch(Queue& queue, uint64_t time, const std::shared_ptr<const std::string>& operation, Block& block, size_t begin, size_t end,
-           bool is_write);
+void touch(Queue& queue, uint64_t time, const std::shared_ptr<const std::string>& operation, Block& block, size_t begin,
+           size_t end, bool is_write);
 /// The block is given back: who may still use it without having said so?
 void check_free(const Block& block);
 bool is_known_done(const Trace& trace, const Clock& clock);

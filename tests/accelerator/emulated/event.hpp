@@ -17,8 +17,8 @@ class Record {
   explicit Record(int of_device) : device(of_device) {}
 
   const int device;
-  Clock clock;              ///< what comes before it; under the world's lock
-  bool was_asked = false;   ///< under the world's lock
+  Clock clock;             ///< what comes before it; under the world's lock
+  bool was_asked = false;  ///< under the world's lock
 
   void set_done();
   bool is_done() const;

@@ -50,7 +50,8 @@ bool is_async(const c10::OperatorHandle& op) {
   if (op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output)) return false;
   for (const c10::Argument& result : op.schema().returns()) {
     const c10::TypeKind kind = result.type()->kind();
-    const bool is_list = kind == c10::TypeKind::ListType && result.type()->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::TensorType;
+    const bool is_list = kind == c10::TypeKind::ListType &&
+                         result.type()->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::TensorType;
     if (kind != c10::TypeKind::TensorType && !is_list) return false;
   }
   return true;
@@ -58,7 +59,8 @@ bool is_async(const c10::OperatorHandle& op) {
 
 void refuse_views(const c10::OperatorHandle& op) {
   for (const c10::Argument& result : op.schema().returns())
-    TORCH_CHECK(result.alias_info() == nullptr || is_written(result), "emulated: the view ", op.schema().name(), " isn't emulated");
+    TORCH_CHECK(result.alias_info() == nullptr || is_written(result), "emulated: the view ", op.schema().name(),
+                " isn't emulated");
 }
 
 // The values stay alive besides: kernels with several out= arguments return references into what the dispatcher has dropped by then.
@@ -122,7 +124,8 @@ bool are_all_in_place(const c10::OperatorHandle& op) {
 }
 
 // The generator moves on as if the kernel had run; the job gets it as it was.
-std::optional<std::vector<Result>> draw(const c10::OperatorHandle& op, const Arguments& arguments, std::optional<at::Generator>& before) {
+std::optional<std::vector<Result>> draw(const c10::OperatorHandle& op, const Arguments& arguments,
+                                        std::optional<at::Generator>& before) {
   const size_t index = *arguments.generator_index();
   const c10::IValue& given = arguments.values()[index];
   at::Generator device = given.isNone() ? default_generator(arguments.device()) : given.toGenerator();

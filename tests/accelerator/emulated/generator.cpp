@@ -48,8 +48,8 @@ const at::Generator& default_generator(int device) {
 }
 
 at::Generator cpu_generator(const at::Generator& generator) {
-  TORCH_CHECK(generator.device().type() == c10::DeviceType::PrivateUse1, "Expected a generator of an emulated device, got one of ",
-              generator.device());
+  TORCH_CHECK(generator.device().type() == c10::DeviceType::PrivateUse1,
+              "Expected a generator of an emulated device, got one of ", generator.device());
   return static_cast<DeviceGenerator*>(generator.unsafeGetGeneratorImpl())->cpu();
 }
 

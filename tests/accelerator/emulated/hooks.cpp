@@ -42,12 +42,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (*event == nullptr) *event = new Event;
     static_cast<Event*>(*event)->last = emulated::record(queue_of(stream));
   }
-  void block(void* event, const c10::Stream& stream) const override { order_after(queue_of(stream), static_cast<Event*>(event)->last); }
+  void block(void* event, const c10::Stream& stream) const override {
+    order_after(queue_of(stream), static_cast<Event*>(event)->last);
+  }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   bool queryEvent(void* event) const override { return ask(static_cast<Event*>(event)->last); }
   void synchronizeEvent(void* event) const override { synchronize(static_cast<Event*>(event)->last); }
   double elapsedTime(void* from, void* to, c10::DeviceIndex) const override {
-    return std::chrono::duration<double, std::milli>(static_cast<Event*>(to)->last->time() - static_cast<Event*>(from)->last->time())
+    return std::chrono::duration<double, std::milli>(static_cast<Event*>(to)->last->time() -
+                                                     static_cast<Event*>(from)->last->time())
         .count();
   }
 

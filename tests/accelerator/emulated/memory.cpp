@@ -94,7 +94,8 @@ Block* from_driver(int device, Queue* owner, size_t bytes) {
     block = new Block{views.host, views.device, bytes, device, owner};
   } else {
     const size_t at = device * space_bytes + heap.taken_bytes;
-    if (heap.taken_bytes + pages > space_bytes || mprotect(spaces().memory + at, pages, PROT_READ | PROT_WRITE) != 0) return nullptr;
+    if (heap.taken_bytes + pages > space_bytes || mprotect(spaces().memory + at, pages, PROT_READ | PROT_WRITE) != 0)
+      return nullptr;
     heap.taken_bytes += pages;
     block = new Block{spaces().addresses + at, spaces().memory + at, bytes, device, owner};
     std::memset(block->memory, poison, bytes);

@@ -28,7 +28,9 @@ Plain plain(const at::Tensor& tensor);
 /// From its first to its last element, whatever lies between.
 Span span(const at::Tensor& tensor, bool is_write);
 
-inline bool is_on_device(const at::Tensor& tensor) { return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1; }
+inline bool is_on_device(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
+}
 
 /// The host waits for what was just queued.
 void wait_for(Queue& queue);

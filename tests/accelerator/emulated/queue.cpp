@@ -72,7 +72,8 @@ Running::Running() {
 Running::~Running() { --state().num_running; }
 
 void set_num_devices(int num_devices) {
-  TORCH_CHECK(num_devices >= 1 && num_devices <= max_devices, "emulated: ", num_devices, " devices; 1 to ", max_devices, " can be had");
+  TORCH_CHECK(num_devices >= 1 && num_devices <= max_devices, "emulated: ", num_devices, " devices; 1 to ", max_devices,
+              " can be had");
   TORCH_CHECK(!state().was_used || num_devices == state().num_devices, "emulated: devices were used already");
   state().num_devices = num_devices;
 }
@@ -203,8 +204,9 @@ void Queue::delay() {
 
 Queue& queue_of(const c10::Stream& stream) {
   TORCH_CHECK(stream.device_type() == c10::DeviceType::PrivateUse1, "emulated: ", stream, " is a stream of another device");
-  TORCH_CHECK(stream.device_index() >= 0 && stream.device_index() < num_devices() && stream.id() >= 0 && stream.id() <= streams_per_pool,
-              "emulated: there is no stream ", stream.id(), " of device ", static_cast<int>(stream.device_index()));
+  TORCH_CHECK(
+      stream.device_index() >= 0 && stream.device_index() < num_devices() && stream.id() >= 0 && stream.id() <= streams_per_pool,
+      "emulated: there is no stream ", stream.id(), " of device ", static_cast<int>(stream.device_index()));
   const std::lock_guard lock(state().mutex);
   if (!state().was_used.exchange(true)) std::atexit(end_kernels);
   Queue*& queue = state().queues[{stream.device_index(), stream.id()}];

@@ -33,15 +33,15 @@ at::Device device_or_current(std::optional<at::Device> device) {
 
 void refuse_pinned(std::optional<bool> pin) { TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned"); }
 
-at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<at::Device> device,
-                 std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                 std::optional<at::Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
   refuse_pinned(pin);
   const c10::DeviceGuard guard(device_or_current(device));
   return at::detail::empty_generic(size, &device_allocator(), keys, c10::dtype_or_default(dtype), format);
 }
 
-at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                         std::optional<at::Device> device, std::optional<bool> pin) {
+at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool> pin) {
   refuse_pinned(pin);
   const c10::DeviceGuard guard(device_or_current(device));
   return at::detail::empty_strided_generic(size, stride, &device_allocator(), keys, c10::dtype_or_default(dtype));
@@ -114,7 +114,9 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
   return {input.mul(mask).mul_(p == 1 ? 0.0 : 1 / (1 - p)), mask};
 }
 
-at::Tensor native_dropout_backward(const at::Tensor& grad, const at::Tensor& mask, double scale) { return grad.mul(mask).mul_(scale); }
+at::Tensor native_dropout_backward(const at::Tensor& grad, const at::Tensor& mask, double scale) {
+  return grad.mul(mask).mul_(scale);
+}
 
 c10::OperatorHandle find_operator(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 

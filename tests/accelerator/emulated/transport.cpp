@@ -115,12 +115,14 @@ void await_ranks(const std::vector<int>& devices, uint64_t deadline_ns) {
   const std::chrono::steady_clock::time_point deadline{std::chrono::nanoseconds(deadline_ns)};
   if (all.changed.wait_until(lock, deadline, is_complete)) return;
   const int device = devices[*missing()];
-  throw transport_error(STG_DEADLINE_EXCEEDED, device, concat("rank ", *missing(), " on ", name_of(device), " was not ready in time"));
+  throw transport_error(STG_DEADLINE_EXCEEDED, device,
+                        concat("rank ", *missing(), " on ", name_of(device), " was not ready in time"));
 }
 
 // ---- the table
 
-stg_error* open_group(const stg_device* devices, uint64_t num, const char* settings_json, uint64_t deadline_ns, TransportGroup** out) {
+stg_error* open_group(const stg_device* devices, uint64_t num, const char* settings_json, uint64_t deadline_ns,
+                      TransportGroup** out) {
   return stratagem::guard([&] {
     auto made = std::make_unique<TransportGroup>();
     made->label = read_label(settings_json);
@@ -159,7 +161,8 @@ stg_error* poll_group(TransportGroup* group) {
       const std::lock_guard lock(meeting().mutex);
       const auto failed = meeting().failed.find(rank);
       if (failed == meeting().failed.end()) continue;
-      throw transport_error(STG_INTERNAL, devices[rank], concat("rank ", rank, " on ", name_of(devices[rank]), ": ", failed->second));
+      throw transport_error(STG_INTERNAL, devices[rank],
+                            concat("rank ", rank, " on ", name_of(devices[rank]), ": ", failed->second));
     }
   });
 }
@@ -190,7 +193,8 @@ stg_error* end(TransportGroup* group) {
     auto queued = std::exchange(group->queued, std::vector<std::vector<Part>>(group->ranks->devices.size()));
     for (uint64_t rank = 1; rank < queued.size(); ++rank) {
       if (queued[rank].size() != queued[0].size())
-        throw stratagem::invalid_argument("rank ", rank, " asks for ", queued[rank].size(), " collectives, rank 0 for ", queued[0].size());
+        throw stratagem::invalid_argument("rank ", rank, " asks for ", queued[rank].size(), " collectives, rank 0 for ",
+                                          queued[0].size());
       for (size_t i = 0; i < queued[0].size(); ++i) check_same(queued[0][i], queued[rank][i], rank);
     }
     std::erase_if(group->launched, [](const Launched& one) {
@@ -210,12 +214,14 @@ at::ScalarType read_dtype(stg_dtype dtype) {
   if (dtype.code == STG_DTYPE_BFLOAT && dtype.bits == 16) return at::kBFloat16;
   if (dtype.code == STG_DTYPE_FLOAT && dtype.bits == 32) return at::kFloat;
   if (dtype.code == STG_DTYPE_FLOAT && dtype.bits == 64) return at::kDouble;
-  throw stratagem::invalid_argument("the emulated transport has no elements of code ", int{dtype.code}, " and ", int{dtype.bits}, " bits");
+  throw stratagem::invalid_argument("the emulated transport has no elements of code ", int{dtype.code}, " and ", int{dtype.bits},
+                                    " bits");
 }
 
 Plain read_buffer(const TransportBuffer& buffer, int device, at::ScalarType dtype, bool is_write, std::vector<Span>& spans) {
   if (buffer.numel < 0 || (buffer.numel > 0 && device_of_address(buffer.data) != device))
-    throw transport_error(STG_INVALID_ARGUMENT, device, concat("a buffer of ", buffer.numel, " elements isn't in memory of ", name_of(device)));
+    throw transport_error(STG_INVALID_ARGUMENT, device,
+                          concat("a buffer of ", buffer.numel, " elements isn't in memory of ", name_of(device)));
   spans.push_back({buffer.data, static_cast<size_t>(buffer.numel) * c10::elementSize(dtype), is_write});
   return {memory_of(buffer.data), {buffer.numel}, {1}, dtype};
 }
@@ -234,20 +240,24 @@ stg_error* add(TransportGroup* group, uint64_t rank, const Wish& wish, c10::Stre
                 int{wish.in.dtype.bits}, " factor ", wish.factor, " stream ", stream.stream_id));
     if (group->thread != std::this_thread::get_id())
       throw stratagem::failed_precondition(name_of(wish.kind), ": this thread has begun no group");
-    if (rank >= group->queued.size()) throw stratagem::invalid_argument("there is no rank ", rank, " in a group of ", group->queued.size());
-    if (wish.source >= group->queued.size()) throw stratagem::invalid_argument("there is no rank ", wish.source, " to broadcast from");
+    if (rank >= group->queued.size())
+      throw stratagem::invalid_argument("there is no rank ", rank, " in a group of ", group->queued.size());
+    if (wish.source >= group->queued.size())
+      throw stratagem::invalid_argument("there is no rank ", wish.source, " to broadcast from");
     const int device = group->ranks->devices[rank];
     Part part{wish.kind, read_dtype(wish.in.dtype), {}, {}, {}, wish.factor, wish.source, nullptr};
-    if (part.dtype != read_dtype(wish.out.dtype)) throw stratagem::invalid_argument("elements that come in aren't those that go out");
+    if (part.dtype != read_dtype(wish.out.dtype))
+      throw stratagem::invalid_argument("elements that come in aren't those that go out");
     if (wish.factor != 1 && part.dtype != at::kFloat && part.dtype != at::kDouble)
       throw stratagem::invalid_argument("a factor of ", wish.factor, " for elements of ", c10::toString(part.dtype));
     if (stream.device_type != c10::DeviceType::PrivateUse1 || stream.device_index != device)
-      throw transport_error(STG_INVALID_ARGUMENT, device, concat("rank ", rank, " is on ", name_of(device), ", its stream isn't"));
+      throw transport_error(STG_INVALID_ARGUMENT, device,
+                            concat("rank ", rank, " is on ", name_of(device), ", its stream isn't"));
     const auto ranks = static_cast<int64_t>(group->queued.size());
     if ((wish.kind == Kind::reduce_scatter && wish.in.numel != ranks * wish.out.numel) ||
         (wish.kind == Kind::all_gather && wish.out.numel != ranks * wish.in.numel))
-      throw stratagem::invalid_argument(name_of(wish.kind), ": ", wish.in.numel, " elements in and ", wish.out.numel, " out for ", ranks,
-                                        " ranks");
+      throw stratagem::invalid_argument(name_of(wish.kind), ": ", wish.in.numel, " elements in and ", wish.out.numel, " out for ",
+                                        ranks, " ranks");
     part.in = read_buffer(wish.in, device, part.dtype, false, part.spans);
     part.out = read_buffer(wish.out, device, part.dtype, true, part.spans);
     if (wish.kind == Kind::broadcast) part.spans.erase(part.spans.begin() + (rank == wish.source ? 1 : 0));
@@ -256,12 +266,13 @@ stg_error* add(TransportGroup* group, uint64_t rank, const Wish& wish, c10::Stre
   });
 }
 
-stg_error* all_reduce(TransportGroup* group, uint64_t rank, const TransportBuffer* buffer, double factor, c10::StreamData3 stream) {
+stg_error* all_reduce(TransportGroup* group, uint64_t rank, const TransportBuffer* buffer, double factor,
+                      c10::StreamData3 stream) {
   return add(group, rank, {Kind::all_reduce, *buffer, *buffer, factor}, stream);
 }
 
-stg_error* reduce_scatter(TransportGroup* group, uint64_t rank, const TransportBuffer* in, const TransportBuffer* out, double factor,
-                          c10::StreamData3 stream) {
+stg_error* reduce_scatter(TransportGroup* group, uint64_t rank, const TransportBuffer* in, const TransportBuffer* out,
+                          double factor, c10::StreamData3 stream) {
   return add(group, rank, {Kind::reduce_scatter, *in, *out, factor}, stream);
 }
 
@@ -270,7 +281,8 @@ stg_error* all_gather(TransportGroup* group, uint64_t rank, const TransportBuffe
   return add(group, rank, {Kind::all_gather, *in, *out}, stream);
 }
 
-stg_error* broadcast(TransportGroup* group, uint64_t rank, const TransportBuffer* buffer, uint64_t source, c10::StreamData3 stream) {
+stg_error* broadcast(TransportGroup* group, uint64_t rank, const TransportBuffer* buffer, uint64_t source,
+                     c10::StreamData3 stream) {
   return add(group, rank, {Kind::broadcast, *buffer, *buffer, 1, source}, stream);
 }
 
@@ -291,7 +303,8 @@ stg_error* wrap_stream(const stg_stream* stream, c10::StreamData3* out) {
 
 stg_error* native_stream(c10::StreamData3 stream, stg_stream* out) {
   return stratagem::guard([&] {
-    if (stream.device_type != c10::DeviceType::PrivateUse1) throw stratagem::invalid_argument("a stream of another kind of device");
+    if (stream.device_type != c10::DeviceType::PrivateUse1)
+      throw stratagem::invalid_argument("a stream of another kind of device");
     *out = {{STG_DEVICE_EXTENSION, stream.device_index}, reinterpret_cast<void*>(stream.stream_id), STG_STREAM_HANDLE, 0};
   });
 }
