@@ -47,8 +47,13 @@ Lanes::Lanes(const std::vector<stg_device>& devices, const TransportApi& transpo
 }
 
 Lanes::~Lanes() {
-  // A device that has failed may never say that it has read them: better lost than given to somebody else.
-  if (is_broken()) static_cast<void>(new std::deque<InFlight>(std::move(in_flight_)));
+  // A device that has failed may never say that it has read them: better kept for ever than given to somebody else.
+  if (is_broken()) {
+    static std::mutex kept_mutex;
+    static auto& kept = *new std::deque<std::deque<InFlight>>;
+    const std::lock_guard lock(kept_mutex);
+    kept.push_back(std::exchange(in_flight_, {}));
+  }
   for (InFlight& source : in_flight_) source.copied->synchronize();
   if (group_ != nullptr) transport_.close(group_);
 }
