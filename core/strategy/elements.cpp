@@ -53,6 +53,8 @@ std::atomic<const DeviceElements*> accelerator_functions{nullptr};
 
 void set_device_elements(const DeviceElements& functions) { accelerator_functions.store(&functions, std::memory_order_release); }
 
+bool has_device_elements() { return accelerator_functions.load(std::memory_order_acquire) != nullptr; }
+
 const DeviceElements& device_elements(const stg_tensor_view& view) {
   const DeviceElements* functions = accelerator_functions.load(std::memory_order_acquire);
   if (functions == nullptr) check_in_host_memory(view, "a tensor");

@@ -93,7 +93,13 @@ struct DeviceElements {
 };
 /// Once an instance has an accelerator; any thread.
 void set_device_elements(const DeviceElements& functions);
+bool has_device_elements();
 /// Throws where there is no accelerator, naming the tensor's device.
 const DeviceElements& device_elements(const stg_tensor_view& view);
+/// Refuses a tensor that these functions can't take; concat(where...) names it.
+template <class... Where>
+void check_reachable(const stg_tensor_view& view, const Where&... where) {
+  if (!has_device_elements()) check_in_host_memory(view, where...);
+}
 
 }  // namespace stratagem

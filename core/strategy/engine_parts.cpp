@@ -144,6 +144,7 @@ double Engine::resolve_weight(Step& step, size_t worker, const ModelStep& model_
       weight = denominator.as.f64;
       break;
     case STG_TENSOR:
+      check_reachable(denominator.as.tensor->view, "the denominator");
       if (numel(denominator.as.tensor->view) != 1) {
         throw invalid_argument("the denominator has the shape ", shape_text(denominator.as.tensor->view), "; it must be 0-dim");
       }

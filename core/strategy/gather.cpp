@@ -86,6 +86,7 @@ class Gatherer {
       const bool fits = same_dtype(view.dtype, first.dtype) && view.num_dims == first.num_dims &&
                         (view.num_dims == 0 || std::equal(view.shape + 1, view.shape + view.num_dims, first.shape + 1));
       if (!fits) fail(path, i, tensor_text(view), tensor_text(first));
+      check_reachable(view, "the output at ", path, " of replica ", i);
     }
   }
 
@@ -238,7 +239,7 @@ const stg_value& find_loss(const stg_value& outputs) {
                            "; a training step returns a 0-dim tensor, or a dict with one under \"loss\"");
   }
   const stg_tensor_view& view = loss->as.tensor->view;
-  if (!is_in_host_memory(view.device)) device_elements(view);  // an error where there is no accelerator
+  check_reachable(view, "the training loss");
   if (view.num_dims != 0)
     throw invalid_argument("the training loss has the shape ", shape_text(view), "; it must be 0-dim (take its mean or sum)");
   if (!is_floating(view.dtype))

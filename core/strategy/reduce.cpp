@@ -142,6 +142,7 @@ TensorPtr mean_through_float(const T* elements, int64_t count, stg_dtype dtype) 
 }
 
 TensorPtr reduce_tensor(const stg_tensor_view& source, uint32_t op, bool lightning, const KeyPath& path) {
+  check_reachable(source, "reduce: the tensor at ", path);
   // A number that somebody asked for is wanted where it can be read.
   if (!is_in_host_memory(source.device)) return reduce_tensor(copy_to_host(source)->view, op, lightning, path);
   const int64_t count = numel(source);

@@ -143,8 +143,8 @@ class Import {
     if (value.type != STG_TENSOR)
       throw invalid_argument("the state's ", name, " is a ", type_name(value.type), "; it must be a tensor");
     const stg_tensor& tensor = *value.as.tensor;
+    check_reachable(tensor.view, "the state's ", name);
     if (is_in_host_memory(tensor.view.device)) return tensor;
-    device_elements(tensor.view);  // an error where there is no accelerator
     return *in_host_memory_.emplace_back(copy_to_host(tensor.view));
   }
 
