@@ -156,6 +156,7 @@ Tree Lanes::hold(const Call* call, Tree batch) const {
 
 Arrival Lanes::send(size_t index, Tree share) {
   const Lane& lane = lanes_[index];
+  forget_arrived();  // first: their memory is wanted again
   InFlight source;
   Arrival arrival;
   const c10::StreamGuard guard(lane.copy);
@@ -181,7 +182,6 @@ Arrival Lanes::send(size_t index, Tree share) {
   source.copied->record(lane.copy);
   arrival.copied = source.copied;
   const std::lock_guard lock(mutex_);
-  forget_arrived();
   in_flight_.push_back(std::move(source));
   return arrival;
 }
@@ -199,6 +199,7 @@ Tree Lanes::receive(size_t index, Arrival arrival) const {
 }
 
 void Lanes::forget_arrived() {
+  const std::lock_guard lock(mutex_);
   while (!in_flight_.empty() && in_flight_.front().copied->query()) in_flight_.pop_front();
 }
 
