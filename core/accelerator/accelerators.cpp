@@ -8,6 +8,7 @@
 
 #include <array>
 #include <filesystem>
+#include <typeinfo>
 
 #include "base/error.hpp"
 #include "base/gpu.hpp"
@@ -35,6 +36,21 @@ Error cannot_open(const Parts&... parts) {
   return {STG_FAILED_PRECONDITION, concat(parts...)};
 }
 
+// LibTorch's CUDA part is in the process now; whether LibTorch makes use of it is another matter.
+void check_libtorch() {
+  const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
+  if (typeid(hooks) == typeid(at::CUDAHooksInterface)) {  // the base class stands in for a part that isn't there
+    throw cannot_open(
+        "LibTorch was used in this process before its CUDA part was loaded, and looks for that only once; create a strategy on "
+        "cuda before anything else uses LibTorch, or link the program to libtorch_cuda");
+  }
+  if (!hooks.hasCUDA()) {
+    throw cannot_open(
+        "LibTorch finds no device that it can use: the driver, which has CUDA ", cuda_version_text(find_gpus().cuda_version),
+        ", may be too old for it; update the driver, or use a LibTorch of an older CUDA (`stratagem doctor` tells more)");
+  }
+}
+
 const TransportApi& load_cuda() {
   const std::filesystem::path file = own_folder() / library_name;
   if (!std::filesystem::exists(file)) {
@@ -52,11 +68,7 @@ const TransportApi& load_cuda() {
   if (api == nullptr || api->struct_size != sizeof(TransportApi) || std::string_view(api->build_id) != STRATAGEM_BUILD_ID) {
     throw cannot_open(file.string(), " is of another build of Stratagem than the plugin beside it; install both together");
   }
-  if (!at::detail::getCUDAHooks().hasCUDA()) {
-    throw cannot_open(
-        "LibTorch was used in this process before its CUDA part was loaded, and looks for that only once; create a strategy on "
-        "cuda before anything else uses LibTorch, or link the program to libtorch_cuda");
-  }
+  check_libtorch();
   return *api;
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What of NCCL and CUDA a group calls, as pointers: so that a test can stand in for them where there is no GPU.
+// What of NCCL, CUDA and the clock a group calls, as pointers: so that a test can stand in for them where there is no GPU.
 #pragma once
 
 #include <nccl.h>
+
+#include <cstdint>
 
 namespace stratagem {
 
@@ -24,9 +26,10 @@ struct NcclFunctions {
   ncclResult_t (*abort)(ncclComm_t);
   const char* (*error_string)(ncclResult_t);
   const char* (*last_error)(ncclComm_t);
-  cudaError_t (*get_device)(int*);
   cudaError_t (*set_device)(int);
   const char* (*cuda_error_string)(cudaError_t);
+  uint64_t (*now_ns)();  ///< CLOCK_MONOTONIC
+  void (*rest)();        ///< between two looks at communicators that are busy
 };
 
 }  // namespace stratagem

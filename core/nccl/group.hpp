@@ -16,31 +16,21 @@
 #include "accelerator/transport.hpp"
 #include "base/error.hpp"
 #include "nccl/functions.hpp"
+#include "nccl/settings.hpp"
 
 namespace stratagem {
 
-/// The settings of `settings_json`, an object; what they point to lives as long as this.
-class NcclSettings {
- public:
-  explicit NcclSettings(const std::string& settings_json);
-  ncclConfig_t config() const { return config_; }
-
- private:
-  ncclConfig_t config_;
-  std::string net_name_;
-};
-
 class NcclGroup {
  public:
-  /// Waits until all communicators can be used, at most to `deadline_ns`; 0: for ever.
+  /// Waits until all communicators can be used, at most to `deadline_ns`; 0: for ever. The calling thread's current device stays.
   NcclGroup(const NcclFunctions& nccl, std::vector<stg_device> devices, const NcclSettings& settings, uint64_t deadline_ns);
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
   ~NcclGroup();
 
+  /// A thread at a time from here to the end; `end` gives NCCL what was said in between.
   void begin();
   void end();
-  /// Each between begin and end; `op` says what it is in errors.
   void all_reduce(uint64_t rank, const TransportBuffer& buffer, double factor, cudaStream_t stream);
   void reduce_scatter(uint64_t rank, const TransportBuffer& in, const TransportBuffer& out, double factor, cudaStream_t stream);
   void all_gather(uint64_t rank, const TransportBuffer& in, const TransportBuffer& out, cudaStream_t stream);
@@ -59,25 +49,30 @@ class NcclGroup {
     double factor;
     std::function<ncclResult_t(ncclComm_t, ncclRedOp_t)> call;
   };
-  void queue(const char* operation, uint64_t rank, const TransportBuffer& buffer, double factor,
-             std::function<ncclResult_t(ncclComm_t, ncclRedOp_t)> call);
-  void start(uint64_t deadline_ns);
-  void send(const Queued& queued, ncclRedOp_t op);
+  void queue(Queued queued, const TransportBuffer& buffer);
   ncclRedOp_t make_op(const Queued& queued);
-  void check(ncclResult_t result, const char* operation, uint64_t rank);
-  void settle(const char* operation, uint64_t deadline_ns);
-  void use_device(uint64_t rank);
-  void refuse_if_over() const;
-  [[noreturn]] void fail(uint32_t code, const std::string& what, uint64_t rank);
+  void send_queued();
+
+  void start(ncclConfig_t config, uint64_t deadline_ns);
+  void finish();
   void abort_all() noexcept;
 
+  void in_nccl(const std::function<void()>& body);
+  void in_one_group(const char* operation, const std::function<void()>& calls);
+  void settle(const char* operation, uint64_t deadline_ns);
+  void refuse_if_over() const;
+  void check(ncclResult_t result, const char* operation, uint64_t rank) const;
+  void check_all(ncclResult_t result, const std::string& operation) const;
+  std::string text_of(ncclResult_t result, ncclComm_t communicator) const;
+  Error failed_on(uint64_t rank, uint32_t code, const std::string& what) const;
+
   const NcclFunctions& nccl_;
-  std::vector<stg_device> devices_;
-  std::vector<ncclComm_t> communicators_;
+  const std::vector<stg_device> devices_;
+  std::vector<ncclComm_t> communicators_;  // null: none yet, or none any more
   std::vector<Queued> queued_;
-  bool is_open_ = false;        // between begin and end
-  std::recursive_mutex mutex_;  // one thread in NCCL
-  std::atomic<bool> is_aborted_{false};
+  bool is_open_ = false;  // between begin and end
+  std::mutex mutex_;      // one thread in NCCL
+  std::atomic<bool> is_over_{false};
 };
 
 }  // namespace stratagem
