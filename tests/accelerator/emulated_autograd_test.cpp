@@ -2,6 +2,7 @@
 //
 // Training on emulated devices: parameters that were moved, several devices, hooks that overlap with backward.
 #include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -37,7 +38,7 @@ struct Model {
   }
 
   void step() const {
-    const at::NoGradGuard no_grad;
+    const c10::NoGradGuard no_grad;
     for (const at::Tensor& parameter : parameters) {
       parameter.sub_(parameter.grad(), 0.1);
       parameter.mutable_grad() = at::Tensor();

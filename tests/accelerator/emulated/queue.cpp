@@ -172,12 +172,10 @@ void Queue::run() {
       jobs_.pop_front();
     }
     execute(job);
-    {
-      const std::lock_guard lock(mutex_);
-      ++num_done_;
-      done_.notify_all();
-    }
-    if (job.then) job.then();
+    const std::lock_guard lock(mutex_);
+    ++num_done_;
+    if (job.then) job.then();  // under the lock: an event is done when its stream says so, and the other way round
+    done_.notify_all();
   }
 }
 
