@@ -73,6 +73,7 @@ static stg_error* read_rows(void* self, const int64_t* rows, uint64_t num_rows, 
     row_values(rows[i], floats(tensors[0]) + i * MLP_NUM_FEATURES, &target);
     if (misbehaves != READ_NO_ROWS) floats(tensors[1])[i] = target;
   }
+  if (misbehaves == READ_ODD_DTYPE) tensors[0]->view.dtype.bits = 24;
   *out = new_dict(2, names, tensors);
   if (misbehaves == READ_BORROWED) {
     static stg_tree kept;

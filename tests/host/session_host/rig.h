@@ -14,7 +14,7 @@
 #define LR 0.125
 
 /* How a source behaves. */
-enum { READ_RIGHT, READ_FEW_ROWS, READ_NO_ROWS, READ_NOTHING, READ_BORROWED, READ_ERROR };
+enum { READ_RIGHT, READ_FEW_ROWS, READ_NO_ROWS, READ_NOTHING, READ_BORROWED, READ_ODD_DTYPE, READ_ERROR };
 
 typedef struct rig {
   mlp model;

@@ -66,6 +66,7 @@ static void wrong_batches(void) {
   misbehaves(READ_NO_ROWS, STG_INVALID_ARGUMENT, "the tensor [\"targets\"] of its batch has shape ()");
   misbehaves(READ_NOTHING, STG_INVALID_ARGUMENT, "it gave no batch for 4 samples");
   misbehaves(READ_BORROWED, STG_INVALID_ARGUMENT, "its batch has no release");
+  misbehaves(READ_ODD_DTYPE, STG_INVALID_ARGUMENT, "elements of type code 2, 24 bits");
   misbehaves(READ_ERROR, STG_DATA_LOSS, "the tape is torn");
 }
 
