@@ -18,6 +18,11 @@ namespace stratagem {
 
 namespace {
 
+// Where parameters begin in a sharded bucket, and its parts: vectors of elements, of whatever type, are never cut.
+constexpr int64_t shard_alignment = 64;
+
+int64_t round_up(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
+
 // Autograd's threads come in modes of their own.
 struct PlainMode {
   c10::InferenceMode inference{false};
@@ -31,6 +36,7 @@ struct PlainMode {
 DeviceGradients::DeviceGradients(const Replicas& replicas, const Lanes& lanes, const BucketOptions& options)
     : lanes_(lanes),
       reduction_(lanes, options.compress),
+      is_sharded_(options.shards_optimizer && lanes.leaders().size() > 1),
       bucket_of_(replicas.root().parameters.size()),
       views_(lanes.size(), std::vector<at::Tensor>(replicas.root().parameters.size())),
       has_(lanes.size(), std::vector<char>(replicas.root().parameters.size())),
@@ -68,19 +74,25 @@ void DeviceGradients::make_buckets(const Replicas& replicas, const BucketOptions
 }
 
 void DeviceGradients::make_bucket(std::vector<size_t> parameters, at::ScalarType dtype) {
+  const int64_t alignment = is_sharded_ ? shard_alignment : 1;
+  const int64_t num_parts = is_sharded_ ? static_cast<int64_t>(lanes_.leaders().size()) : 1;
   int64_t numel = 0;
-  for (const size_t p : parameters) numel += c10::multiply_integers(layouts_[p].shape);
-  auto bucket = std::make_unique<Bucket>(lanes_, dtype, numel);
+  std::vector<int64_t> begins;
+  for (const size_t p : parameters) {
+    begins.push_back(numel);
+    numel = round_up(numel + c10::multiply_integers(layouts_[p].shape), alignment);
+  }
+  auto bucket = std::make_unique<Bucket>(lanes_, dtype, round_up(numel, alignment * num_parts), is_sharded_);
   bucket->num_missing.resize(lanes_.size());
   for (size_t r = 0; r < lanes_.size(); ++r) {
-    int64_t begin = 0;
-    for (const size_t p : parameters) {
-      views_[r][p] = bucket->flat[r].as_strided(layouts_[p].shape, layouts_[p].strides, begin);
-      begin += views_[r][p].numel();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const FlatLayout& layout = layouts_[parameters[i]];
+      views_[r][parameters[i]] = bucket->flat[r].as_strided(layout.shape, layout.strides, begins[i]);
     }
   }
   for (const size_t p : parameters) bucket_of_[p] = bucket.get();
   bucket->parameters = std::move(parameters);
+  bucket->begins = std::move(begins);
   buckets_.push_back(std::move(bucket));
 }
 
@@ -198,6 +210,15 @@ void DeviceGradients::receive(size_t r) const {
   if (!present.empty()) at::_foreach_mul_(present, by);
 }
 
+void DeviceGradients::gather() {
+  if (!is_sharded_ || std::exchange(is_gathered_, true)) return;
+  for (const auto& bucket : buckets_) {
+    if (!bucket->is_launched) continue;
+    reduction_.gather(*bucket);
+    for (const size_t leader : lanes_.leaders()) reduction_.receive_gathered(*bucket, leader);
+  }
+}
+
 void DeviceGradients::note_present() {
   for (size_t p = 0; p < is_present_.size(); ++p) {
     is_present_[p] = std::any_of(has_.begin(), has_.end(), [&](const std::vector<char>& has) { return has[p] != 0; });
@@ -220,6 +241,7 @@ void DeviceGradients::clear() {
   for (size_t p = 0; p < layouts_.size() && buckets_.empty(); ++p) views_[0][p] = at::Tensor();
   adopted_.clear();
   normalisation_.reset();
+  is_gathered_ = false;
   Gradients::clear();
 }
 
