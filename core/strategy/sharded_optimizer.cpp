@@ -126,7 +126,7 @@ DeviceOptimizer::Found ShardedOptimizer::update(size_t leader, const Wish& wish)
   Found found;
   if (wish.measures()) reduction_.receive(totals_, leader);
   if (wish.args.clip == STG_CLIP_NORM) found.norm = totals_.flat[leader][square_of_norm].sqrt();
-  if (wish.looks_for_overflow) found.overflow = totals_.flat[leader][num_overflows].to(at::kFloat);
+  if (wish.looks_for_overflow) found.overflow = totals_.flat[leader][num_overflows].gt(0).to(at::kFloat);  // kernels want a 1
   const bool runs = !is_left_out(found.overflow);
   Counts counts;
   const Device& device = device_of(leader);
