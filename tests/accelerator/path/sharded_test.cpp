@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // An optimizer that is sharded over devices: the same training as of one that isn't, with a part of its state on each device.
+#include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mse_loss.h>
@@ -38,8 +39,29 @@ class Wide : public TensorModel {
   }
 
  private:
-  at::Tensor w1_, b1_, unused_, w2_, b2_;
+  at::Tensor w1_, b1_, unused_, w2_;
+
+ protected:
+  at::Tensor b2_;
 };
+
+// s (n) is added to the gradient of b2 alone, which is in one device's part.
+class Spiked : public Wide {
+ public:
+  using Wide::Wide;
+  StepOutput training_step(const Batch& batch, const StepContext& context) override {
+    const at::Tensor loss = std::get<at::Tensor>(Wide::training_step(batch, context).outputs.data);
+    return loss.add(b2_.sum().mul(batch["s"].tensor().mean()));
+  }
+};
+
+Tree spiked_batch(int64_t num_rows, int64_t index, double spike) {
+  const Tree plain = net_batch(num_rows, index);
+  Dict dict;
+  for (const char* key : {"x", "y"}) dict.emplace_back(key, copy_tensor(find(plain.root(), key)->as.tensor->view));
+  dict.emplace_back("s", to_dlpack(at::full({num_rows}, spike, at::kFloat)));
+  return make_tree(std::move(dict));
+}
 
 struct Clip {
   uint64_t kind = STG_CLIP_NONE;
@@ -162,23 +184,24 @@ TEST_CASE("An overflow in one device's part skips a sharded update on all") {
   for (const char* optimizer : {"adam", "rmsprop"}) {
     begin_emulation();
     const std::string config = concat(R"(, "precision": "16-mixed", "optimizer": {"name": ")", optimizer, "\"}");
-    const auto mine = begin("[0, 1, 2]", config + sharded);
-    const auto other = begin("[0, 1, 2]", config + whole);
+    const auto mine = on_emulated("data_parallel", "[0, 1, 2]", config + sharded);
+    const auto other = on_emulated("data_parallel", "[0, 1, 2]", config + whole);
+    const auto run = [](Instance& instance) {
+      for (int64_t step = 0; step < 20; ++step) instance.train(spiked_batch(9, step, 0), 0.01);
+    };
     for (Instance* instance : {mine.get(), other.get()}) {
-      for (int round = 0; round < 3; ++round) train(*instance);  // the first updates overflow anyway
+      instance->setup(model_of<Spiked>().get());
+      run(*instance);  // the first updates overflow anyway
     }
     CHECK(mine->status().num_updates > 3);
     check_same_bits(*mine, *other);
     const Tree before = mine->export_state();
     for (Instance* instance : {mine.get(), other.get()}) {
-      Tree batch = net_batch(9, 20);
-      first_element<float>(find(batch.root(), "y")->as.tensor->view)[26] = 1e30f;
-      const stg_update_result update = instance->train(std::move(batch), 0.01).update;
-      CHECK(update.outcome == STG_UPDATE_SKIPPED_OVERFLOW);
+      CHECK(instance->train(spiked_batch(9, 20, 1e37), 0.01).update.outcome == STG_UPDATE_SKIPPED_OVERFLOW);
     }
     CHECK(distance(mine->export_state(), before) == 0);
     CHECK(distance(mine->export_state(), before, "optimizer") == 0);
-    for (Instance* instance : {mine.get(), other.get()}) train(*instance);
+    for (Instance* instance : {mine.get(), other.get()}) run(*instance);
     check_same_bits(*mine, *other);
     CHECK(reports() == "");
   }
