@@ -8,6 +8,7 @@
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -53,7 +54,9 @@ void clip_by_value(const std::vector<at::Tensor>& gradients, double limit) {
 at::Tensor find_overflow(const std::vector<at::Tensor>& gradients, at::Device device) {
   at::Tensor found = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
   const at::Tensor one = at::ones({}, found.options());
-  for (auto& [dtype, group] : by_dtype(gradients)) at::_amp_foreach_non_finite_check_and_unscale_(group, found, one);
+  std::vector<at::Tensor> reals;
+  for (const at::Tensor& gradient : gradients) reals.push_back(gradient.is_complex() ? at::view_as_real(gradient) : gradient);
+  for (auto& [dtype, group] : by_dtype(reals)) at::_amp_foreach_non_finite_check_and_unscale_(group, found, one);
   return found;
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/view_as_complex.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
@@ -51,7 +52,7 @@ void DeviceGradients::make_buckets(const Replicas& replicas, const BucketOptions
   std::vector<int64_t> open_bytes;
   for (size_t p = layouts_.size(); p-- > 0;) {
     if (!replicas.root().parameter_infos[p].requires_grad) continue;
-    const at::ScalarType dtype = to_scalar_type(layouts_[p].dtype);
+    const at::ScalarType dtype = c10::toRealValueType(to_scalar_type(layouts_[p].dtype));
     auto found = std::find_if(open.begin(), open.end(), [&](const auto& entry) { return entry.first == dtype; });
     if (found == open.end()) {
       open.emplace_back(dtype, std::vector<size_t>{});
@@ -74,20 +75,24 @@ void DeviceGradients::make_buckets(const Replicas& replicas, const BucketOptions
 }
 
 void DeviceGradients::make_bucket(std::vector<size_t> parameters, at::ScalarType dtype) {
-  const int64_t alignment = is_sharded_ ? shard_alignment : 1;
+  const auto is_complex = [&](size_t p) { return layouts_[p].dtype.code == STG_DTYPE_COMPLEX; };
+  const bool has_complex = std::any_of(parameters.begin(), parameters.end(), is_complex);
+  const int64_t alignment = is_sharded_ ? shard_alignment : has_complex ? 2 : 1;
   const int64_t num_parts = is_sharded_ ? static_cast<int64_t>(lanes_.leaders().size()) : 1;
   int64_t numel = 0;
   std::vector<int64_t> begins;
   for (const size_t p : parameters) {
     begins.push_back(numel);
-    numel = round_up(numel + c10::multiply_integers(layouts_[p].shape), alignment);
+    numel = round_up(numel + c10::multiply_integers(layouts_[p].shape) * (is_complex(p) ? 2 : 1), alignment);
   }
   auto bucket = std::make_unique<Bucket>(lanes_, dtype, round_up(numel, alignment * num_parts), is_sharded_);
   bucket->num_missing.resize(lanes_.size());
   for (size_t r = 0; r < lanes_.size(); ++r) {
     for (size_t i = 0; i < parameters.size(); ++i) {
       const FlatLayout& layout = layouts_[parameters[i]];
-      views_[r][parameters[i]] = bucket->flat[r].as_strided(layout.shape, layout.strides, begins[i]);
+      at::Tensor flat = bucket->flat[r].narrow(0, begins[i], numel - begins[i]);
+      if (is_complex(parameters[i])) flat = at::view_as_complex(flat.view({-1, 2}));
+      views_[r][parameters[i]] = flat.as_strided(layout.shape, layout.strides);
     }
   }
   for (const size_t p : parameters) bucket_of_[p] = bucket.get();

@@ -10,6 +10,8 @@
 //
 // All replicas' part of one bucket is launched by the thread that fills it last, so the order is the same everywhere.
 //
+// Complex gradients lie there as pairs of reals.
+//
 // For a sharded optimizer (sharded_optimizer.hpp) each device gets a part of each bucket's sum alone.
 #pragma once
 

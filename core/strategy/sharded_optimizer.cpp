@@ -114,7 +114,6 @@ void ShardedOptimizer::measure(size_t leader, const Wish& wish) {
     for (const at::Tensor& gradient : gradients_of(present_pieces(shard))) gradients.push_back(gradient);
   }
   const at::Tensor& mine = totals_.flat[leader];
-  mine.zero_();
   if (wish.args.clip == STG_CLIP_NORM) mine[square_of_norm].copy_(norm_of(gradients, where).square());
   if (wish.looks_for_overflow) mine[num_overflows].copy_(find_overflow(gradients, where));
   totals_.mark_full(lanes_, leader);
