@@ -26,6 +26,15 @@ struct TransportBuffer {
   stg_dtype dtype;
 };
 
+/// What a rank's buffer counts in a sum: a number, or an element of the buffer's type in the rank's memory, which is read when the
+/// collective runs and must be left alone until it has. 1 but for float32 and float64.
+struct TransportFactor {
+  TransportFactor(double factor) : number(factor) {}                                // NOLINT(google-explicit-constructor)
+  explicit TransportFactor(const void* element) : number(1), on_device(element) {}  // not null
+  double number;
+  const void* on_device = nullptr;
+};
+
 /// All functions that return an error return null when all is well; the error is the caller's. They name device and operation. After
 /// an error of begin, end or a collective the group can only be aborted and closed.
 struct TransportApi {
@@ -46,12 +55,12 @@ struct TransportApi {
 
   stg_error* (*begin)(TransportGroup* group);
   stg_error* (*end)(TransportGroup* group);
-  /// In place: the sum over the ranks of factor times the buffer. `factor` (1 but for float32 and float64) is the rank's own.
-  stg_error* (*all_reduce)(TransportGroup* group, uint64_t rank, const TransportBuffer* buffer, double factor,
+  /// In place: the sum over the ranks of factor times the buffer.
+  stg_error* (*all_reduce)(TransportGroup* group, uint64_t rank, const TransportBuffer* buffer, TransportFactor factor,
                            c10::StreamData3 stream);
   /// The rank's part (rank * out.numel elements on) of the sum over the ranks of factor times `in` (num_ranks * out.numel elements).
   stg_error* (*reduce_scatter)(TransportGroup* group, uint64_t rank, const TransportBuffer* in, const TransportBuffer* out,
-                               double factor, c10::StreamData3 stream);
+                               TransportFactor factor, c10::StreamData3 stream);
   /// `out` (num_ranks * in.numel elements): the ranks' `in` one after the other.
   stg_error* (*all_gather)(TransportGroup* group, uint64_t rank, const TransportBuffer* in, const TransportBuffer* out,
                            c10::StreamData3 stream);

@@ -107,13 +107,15 @@ void NcclGroup::queue(Queued queued, const TransportBuffer& buffer) {
   if (queued.rank >= devices_.size())
     throw invalid_argument(queued.operation, ": rank ", queued.rank, "; there are ", devices_.size(), ", from 0");
   queued.dtype = type_of(buffer.dtype);
-  if (queued.factor != 1 && queued.dtype != ncclFloat32 && queued.dtype != ncclFloat64)
-    throw invalid_argument(queued.operation, ": a factor of ", queued.factor, " for ", dtype_name(buffer.dtype),
-                           "; only float32 and float64 take one");
+  const bool has_factor = queued.factor.number != 1 || queued.factor.on_device != nullptr;
+  if (has_factor && queued.dtype != ncclFloat32 && queued.dtype != ncclFloat64)
+    throw invalid_argument(queued.operation, ": a factor ",
+                           queued.factor.on_device != nullptr ? "on its device" : concat("of ", queued.factor.number), " for ",
+                           dtype_name(buffer.dtype), "; only float32 and float64 take one");
   queued_.push_back(std::move(queued));
 }
 
-void NcclGroup::all_reduce(uint64_t rank, const TransportBuffer& buffer, double factor, cudaStream_t stream) {
+void NcclGroup::all_reduce(uint64_t rank, const TransportBuffer& buffer, TransportFactor factor, cudaStream_t stream) {
   const auto call = [=, this](ncclComm_t communicator, ncclRedOp_t op) {
     return nccl_.all_reduce(buffer.data, buffer.data, static_cast<size_t>(buffer.numel), type_of(buffer.dtype), op, communicator,
                             stream);
@@ -121,7 +123,7 @@ void NcclGroup::all_reduce(uint64_t rank, const TransportBuffer& buffer, double 
   queue({"ncclAllReduce", rank, {}, factor, call}, buffer);
 }
 
-void NcclGroup::reduce_scatter(uint64_t rank, const TransportBuffer& in, const TransportBuffer& out, double factor,
+void NcclGroup::reduce_scatter(uint64_t rank, const TransportBuffer& in, const TransportBuffer& out, TransportFactor factor,
                                cudaStream_t stream) {
   const auto call = [=, this](ncclComm_t communicator, ncclRedOp_t op) {
     return nccl_.reduce_scatter(in.data, out.data, static_cast<size_t>(out.numel), type_of(in.dtype), op, communicator, stream);
@@ -170,13 +172,19 @@ void NcclGroup::send_queued() {
 }
 
 ncclRedOp_t NcclGroup::make_op(const Queued& queued) {
-  if (queued.factor == 1) return ncclSum;
+  const TransportFactor& factor = queued.factor;
+  if (factor.number == 1 && factor.on_device == nullptr) return ncclSum;
   ncclRedOp_t op = ncclSum;
-  auto as_float = static_cast<float>(queued.factor);
-  double as_double = queued.factor;
+  auto as_float = static_cast<float>(factor.number);
+  double as_double = factor.number;
   void* scalar = queued.dtype == ncclFloat32 ? static_cast<void*>(&as_float) : static_cast<void*>(&as_double);
-  check(nccl_.create_scaled_sum(&op, scalar, queued.dtype, ncclScalarHostImmediate, communicators_[queued.rank]),
-        "ncclRedOpCreatePreMulSum", queued.rank);
+  ncclScalarResidence_t residence = ncclScalarHostImmediate;
+  if (factor.on_device != nullptr) {
+    scalar = const_cast<void*>(factor.on_device);
+    residence = ncclScalarDevice;
+  }
+  check(nccl_.create_scaled_sum(&op, scalar, queued.dtype, residence, communicators_[queued.rank]), "ncclRedOpCreatePreMulSum",
+        queued.rank);
   return op;
 }
 

@@ -31,8 +31,9 @@ class NcclGroup {
   /// A thread at a time from here to the end; `end` gives NCCL what was said in between.
   void begin();
   void end();
-  void all_reduce(uint64_t rank, const TransportBuffer& buffer, double factor, cudaStream_t stream);
-  void reduce_scatter(uint64_t rank, const TransportBuffer& in, const TransportBuffer& out, double factor, cudaStream_t stream);
+  void all_reduce(uint64_t rank, const TransportBuffer& buffer, TransportFactor factor, cudaStream_t stream);
+  void reduce_scatter(uint64_t rank, const TransportBuffer& in, const TransportBuffer& out, TransportFactor factor,
+                      cudaStream_t stream);
   void all_gather(uint64_t rank, const TransportBuffer& in, const TransportBuffer& out, cudaStream_t stream);
   void broadcast(uint64_t rank, const TransportBuffer& buffer, uint64_t source, cudaStream_t stream);
 
@@ -46,7 +47,7 @@ class NcclGroup {
     const char* operation;
     uint64_t rank;
     ncclDataType_t dtype;
-    double factor;
+    TransportFactor factor;
     std::function<ncclResult_t(ncclComm_t, ncclRedOp_t)> call;
   };
   void queue(Queued queued, const TransportBuffer& buffer);

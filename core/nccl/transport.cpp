@@ -75,13 +75,13 @@ stg_error* end(TransportGroup* group) {
   return guard([&] { group->group.end(); });
 }
 
-stg_error* all_reduce(TransportGroup* group, uint64_t rank, const TransportBuffer* buffer, double factor,
+stg_error* all_reduce(TransportGroup* group, uint64_t rank, const TransportBuffer* buffer, TransportFactor factor,
                       c10::StreamData3 stream) {
   return guard([&] { group->group.all_reduce(rank, *buffer, factor, native(stream)); });
 }
 
 stg_error* reduce_scatter(TransportGroup* group, uint64_t rank, const TransportBuffer* in, const TransportBuffer* out,
-                          double factor, c10::StreamData3 stream) {
+                          TransportFactor factor, c10::StreamData3 stream) {
   return guard([&] { group->group.reduce_scatter(rank, *in, *out, factor, native(stream)); });
 }
 

@@ -110,18 +110,28 @@ void DeviceReduction::sum_over_devices(DeviceBucket& bucket) const {
   const bool is_compressed = compresses_ && bucket.dtype == at::kFloat;
   const bool takes_factor = (bucket.dtype == at::kFloat || bucket.dtype == at::kDouble) && !is_compressed;
   std::vector<at::Tensor> sent;
-  std::vector<double> factors(leaders.size(), 1);
+  std::vector<TransportFactor> factors(leaders.size(), 1);
+  std::vector<at::Tensor> device_factors;  // on comm streams: their memory is used again after the reduction
   for (size_t rank = 0; rank < leaders.size(); ++rank) {
     const size_t leader = leaders[rank];
     const c10::StreamGuard guard(lanes_[leader].comm);
     at::Tensor flat = bucket.flat[leader];
     if (is_alone(leader) && bucket.device_factors[leader].defined()) {
-      multiply(flat, bucket.device_factors[leader]);
+      if (takes_factor) {
+        device_factors.push_back(bucket.device_factors[leader].to(bucket.dtype));
+        factors[rank] = TransportFactor(device_factors.back().const_data_ptr());
+      } else {
+        multiply(flat, bucket.device_factors[leader]);
+      }
     } else if (is_alone(leader)) {
-      factors[rank] = bucket.factors[leader];
-      if (factors[rank] == 0) flat.zero_();  // so that what isn't finite there isn't read
-      if (!takes_factor && factors[rank] != 0) flat.mul_(factors[rank]);
-      if (!takes_factor || factors[rank] == 0) factors[rank] = 1;
+      const double factor = bucket.factors[leader];
+      if (factor == 0) {
+        flat.zero_();  // so that what isn't finite there isn't read
+      } else if (takes_factor) {
+        factors[rank] = factor;
+      } else {
+        flat.mul_(factor);
+      }
     }
     sent.push_back(is_compressed ? flat.to(at::kBFloat16) : flat);
   }

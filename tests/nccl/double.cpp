@@ -202,10 +202,12 @@ const NcclFunctions& double_functions() {
       [](const void*, void*, size_t count, ncclDataType_t, int root, ncclComm_t c, cudaStream_t) {
         return collective(c, "broadcast ", on(c), " count ", count, " from ", root);
       },
-      [](ncclRedOp_t* op, void* scalar, ncclDataType_t dtype, ncclScalarResidence_t, ncclComm_t c) {
-        const double factor =
-            dtype == ncclFloat32 ? static_cast<double>(*static_cast<float*>(scalar)) : *static_cast<double*>(scalar);
-        const Visit visit(concat("scaled_sum ", on(c), " by ", factor));
+      [](ncclRedOp_t* op, void* scalar, ncclDataType_t dtype, ncclScalarResidence_t residence, ncclComm_t c) {
+        const auto factor = [&]() -> std::string {
+          if (residence == ncclScalarDevice) return concat("device ", reinterpret_cast<uintptr_t>(scalar));
+          return concat(dtype == ncclFloat32 ? static_cast<double>(*static_cast<float*>(scalar)) : *static_cast<double*>(scalar));
+        };
+        const Visit visit(concat("scaled_sum ", on(c), " by ", factor()));
         use(c, false);
         *op = static_cast<ncclRedOp_t>(ncclNumOps + 1);
         return visit.result();

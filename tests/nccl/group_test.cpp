@@ -116,6 +116,23 @@ TEST_CASE("Collectives go to NCCL in one group, weights as scaled sums that are 
   CHECK(nccl.broken_rules == Rules{});
 }
 
+TEST_CASE("A factor that is on a rank's device is read there") {
+  NcclDouble& nccl = begin_double();
+  const auto group = open(2);
+  take_calls(nccl);
+  const TransportBuffer buffer{nullptr, 8, float32}, short_floats{nullptr, 8, float16};
+  const auto factor = [](uint64_t rank) { return TransportFactor(reinterpret_cast<const void*>(0x1000 + rank)); };
+  group->begin();
+  for (uint64_t rank = 0; rank < 2; ++rank) group->all_reduce(rank, buffer, factor(rank), nullptr);
+  CHECK_THAT(error_of([&] { group->all_reduce(0, short_floats, factor(0), nullptr); }).message,
+             Contains("on its device for float16"));
+  group->end();
+  CHECK(take_calls(nccl) == Calls{"scaled_sum 0 by device 4096", "scaled_sum 1 by device 4097", "group_start",
+                                  "all_reduce 0 count 8 scaled", "all_reduce 1 count 8 scaled", "group_end", "destroy_op 0",
+                                  "destroy_op 1"});
+  CHECK(nccl.broken_rules == Rules{});
+}
+
 TEST_CASE("A factor of 1 is a plain sum, which 16-bit types take too") {
   NcclDouble& nccl = begin_double();
   const auto group = open(2);

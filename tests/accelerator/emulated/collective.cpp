@@ -42,7 +42,8 @@ at::Tensor sum(const std::vector<Part>& parts) {
   const at::ScalarType dtype = parts.front().dtype == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor total;
   for (const Part& part : parts) {
-    const at::Tensor term = part.in.tensor().to(dtype).mul(part.factor);
+    const double factor = part.factor_on_device ? part.factor_on_device->tensor().item<double>() : part.factor;
+    const at::Tensor term = part.in.tensor().to(dtype).mul(factor);
     total = total.defined() ? total.add_(term) : term;
   }
   return total.to(parts.front().dtype);

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -28,6 +29,7 @@ struct Part {
   Plain out;
   std::vector<Span> spans;
   double factor = 1;
+  std::optional<Plain> factor_on_device;
   uint64_t source = 0;  // of a broadcast
   Queue* queue = nullptr;
 };

@@ -32,6 +32,7 @@ namespace emulated {
 using stratagem::concat;
 using stratagem::Error;
 using stratagem::TransportBuffer;
+using stratagem::TransportFactor;
 using stratagem::TransportGroup;
 
 namespace {
@@ -230,7 +231,7 @@ struct Wish {
   Kind kind;
   const TransportBuffer& in;
   const TransportBuffer& out;
-  double factor = 1;
+  TransportFactor factor = 1;
   uint64_t source = 0;
 };
 
@@ -251,7 +252,8 @@ void check_in_place(const Wish& wish, uint64_t rank, int64_t element_bytes) {
 stg_error* add(TransportGroup* group, uint64_t rank, const Wish& wish, c10::StreamData3 stream) {
   return in_group(group, [&] {
     note(concat(name_of(wish.kind), " rank ", rank, " numel ", wish.in.numel, " dtype ", int{wish.in.dtype.code}, "/",
-                int{wish.in.dtype.bits}, " factor ", wish.factor, " stream ", stream.stream_id));
+                int{wish.in.dtype.bits}, " factor ", wish.factor.on_device != nullptr ? "on device" : concat(wish.factor.number),
+                " stream ", stream.stream_id));
     if (group->thread != std::this_thread::get_id())
       throw stratagem::failed_precondition(name_of(wish.kind), ": this thread has begun no group");
     if (rank >= group->queued.size())
@@ -259,11 +261,12 @@ stg_error* add(TransportGroup* group, uint64_t rank, const Wish& wish, c10::Stre
     if (wish.source >= group->queued.size())
       throw stratagem::invalid_argument("there is no rank ", wish.source, " to broadcast from");
     const int device = group->ranks->devices[rank];
-    Part part{wish.kind, read_dtype(wish.in.dtype), {}, {}, {}, wish.factor, wish.source, nullptr};
+    Part part{wish.kind, read_dtype(wish.in.dtype), {}, {}, {}, wish.factor.number, {}, wish.source, nullptr};
     if (part.dtype != read_dtype(wish.out.dtype))
       throw stratagem::invalid_argument("elements that come in aren't those that go out");
-    if (wish.factor != 1 && part.dtype != at::kFloat && part.dtype != at::kDouble)
-      throw stratagem::invalid_argument("a factor of ", wish.factor, " for elements of ", c10::toString(part.dtype));
+    const bool has_factor = wish.factor.number != 1 || wish.factor.on_device != nullptr;
+    if (has_factor && part.dtype != at::kFloat && part.dtype != at::kDouble)
+      throw stratagem::invalid_argument("a factor for elements of ", c10::toString(part.dtype));
     if (stream.device_type != c10::DeviceType::PrivateUse1 || stream.device_index != device)
       throw transport_error(STG_INVALID_ARGUMENT, device,
                             concat("rank ", rank, " is on ", name_of(device), ", its stream isn't"));
@@ -275,19 +278,23 @@ stg_error* add(TransportGroup* group, uint64_t rank, const Wish& wish, c10::Stre
     check_in_place(wish, rank, static_cast<int64_t>(c10::elementSize(part.dtype)));
     part.in = read_buffer(wish.in, device, part.dtype, false, part.spans);
     part.out = read_buffer(wish.out, device, part.dtype, true, part.spans);
+    if (wish.factor.on_device != nullptr) {
+      const TransportBuffer factor{const_cast<void*>(wish.factor.on_device), 1, wish.in.dtype};
+      part.factor_on_device = read_buffer(factor, device, part.dtype, false, part.spans);
+    }
     if (wish.kind == Kind::broadcast) part.spans.erase(part.spans.begin() + (rank == wish.source ? 1 : 0));
     part.queue = &queue_of(c10::Stream::unpack3(stream.stream_id, stream.device_index, stream.device_type));
     group->queued[rank].push_back(std::move(part));
   });
 }
 
-stg_error* all_reduce(TransportGroup* group, uint64_t rank, const TransportBuffer* buffer, double factor,
+stg_error* all_reduce(TransportGroup* group, uint64_t rank, const TransportBuffer* buffer, TransportFactor factor,
                       c10::StreamData3 stream) {
   return add(group, rank, {Kind::all_reduce, *buffer, *buffer, factor}, stream);
 }
 
 stg_error* reduce_scatter(TransportGroup* group, uint64_t rank, const TransportBuffer* in, const TransportBuffer* out,
-                          double factor, c10::StreamData3 stream) {
+                          TransportFactor factor, c10::StreamData3 stream) {
   return add(group, rank, {Kind::reduce_scatter, *in, *out, factor}, stream);
 }
 

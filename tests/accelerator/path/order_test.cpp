@@ -141,6 +141,25 @@ void fail_a_step() {
   instance->train(net_batch(9, 2), 0.05);
 }
 
+// Its denominator is on the device.
+class Counted : public Net {
+ public:
+  using Net::Net;
+  StepOutput training_step(const Batch& batch, const StepContext& context) override {
+    return Net::training_step(batch, context).over(batch["y"].tensor().square().sum());
+  }
+};
+
+void weigh_on_devices(const std::string& options) {
+  const auto instance = on_emulated("data_parallel", "[0, 1, 0]", sgd + options);
+  instance->setup(model_of<Counted>().get());
+  for (int64_t step = 0; step < 3; ++step) {
+    instance->accumulate(net_batch(8, step));
+    instance->train(net_batch(9, 10 + step), 0.05);
+    instance->train(net_batch(2, 20 + step), 0.05, STG_CLIP_NORM, 0.5);
+  }
+}
+
 // Hands gradients on from a stream of its own, and keeps none.
 const stg_model* inner_model;
 
@@ -228,6 +247,8 @@ void reduce_gradients_of_a_host() {
 const std::vector<std::function<void()>> scenarios{[] { train_on("[0, 1]"); },
                                                    [] { train_on("[0, 1, 0, 1]"); },
                                                    [] { train_on("[0, 1, 0]", sharded); },
+                                                   [] { weigh_on_devices(""); },
+                                                   [] { weigh_on_devices(sharded); },
                                                    use_streams_of_the_caller,
                                                    read_parameters_late,
                                                    fail_a_step,
