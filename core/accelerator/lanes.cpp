@@ -47,6 +47,14 @@ Lanes::Lanes(const std::vector<stg_device>& devices, const TransportApi& transpo
 }
 
 Lanes::~Lanes() {
+  try {
+    for (InFlight& source : in_flight_) {
+      if (is_broken()) break;
+      source.copied->synchronize();
+    }
+  } catch (...) {
+    is_broken_.store(true, std::memory_order_release);
+  }
   // A device that has failed may never say that it has read them: better kept for ever than given to somebody else.
   if (is_broken()) {
     static std::mutex kept_mutex;
@@ -54,7 +62,6 @@ Lanes::~Lanes() {
     const std::lock_guard lock(kept_mutex);
     kept.push_back(std::exchange(in_flight_, {}));
   }
-  for (InFlight& source : in_flight_) source.copied->synchronize();
   if (group_ != nullptr) transport_.close(group_);
 }
 

@@ -53,8 +53,11 @@ Engine::~Engine() {
 void Engine::drop_training() {
   std::optional<Lanes::Scope> scope;
   if (device_) {
-    scope.emplace(device_->lanes, 0);
     device_->lanes.finish();  // what goes now is at rest
+    try {
+      scope.emplace(device_->lanes, 0);
+    } catch (...) {  // a device that is lost can't be made current
+    }
   }
   announced_.reset();
   waiting_step_.reset();

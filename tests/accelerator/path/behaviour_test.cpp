@@ -57,22 +57,23 @@ TEST_CASE("A step on an accelerator is queued without waiting for a device, with
     emulated::Gate gate(default_stream(0));
     for (int64_t step = 0; step < 6; ++step) instance->train(net_batch(9, step), 0.05);
   }
-  for (int64_t step = 0; step < 3; ++step) {
+  // How many blocks are in use at once depends on which thread was faster, so a late step may still need one more.
+  bool is_warm = false;
+  for (int64_t step = 0; step < 20 && !is_warm; ++step) {
     emulated::drain();
-    instance->train(net_batch(9, step), 0.05);
+    const emulated::Counters before = emulated::counters();
+    {
+      emulated::Gate gate(default_stream(0));
+      instance->train(net_batch(9, step), 0.05);
+      CHECK_FALSE(emulated::is_idle(default_stream(0)));  // all of it is queued behind what the caller had queued
+    }
+    const emulated::Counters after = emulated::counters();
+    CHECK(after.operations > before.operations + 20);
+    CHECK(after.synchronisations == before.synchronisations);
+    CHECK(after.host_reads == before.host_reads);
+    is_warm = after.new_blocks == before.new_blocks;
   }
-  emulated::drain();
-  const emulated::Counters before = emulated::counters();
-  {
-    emulated::Gate gate(default_stream(0));
-    instance->train(net_batch(9, 4), 0.05);
-    CHECK_FALSE(emulated::is_idle(default_stream(0)));  // all of it is queued behind what the caller had queued
-  }
-  const emulated::Counters after = emulated::counters();
-  CHECK(after.operations > before.operations + 20);
-  CHECK(after.synchronisations == before.synchronisations);
-  CHECK(after.new_blocks == before.new_blocks);
-  CHECK(after.host_reads == before.host_reads);
+  CHECK(is_warm);
   emulated::drain();
   CHECK(reports() == "");
 }
