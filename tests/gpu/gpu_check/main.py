@@ -68,7 +68,7 @@ class Check:
         if self.args.accelerator == "cuda":
             place.check_gpus(doctor)
         else:
-            self.variables["STRATAGEM_TEST_ACCELERATOR"] = "cpu"
+            self.variables.update(STRATAGEM_TEST_ACCELERATOR="cpu", OMP_NUM_THREADS="1")  # small networks, and others at work beside them
         self.doctor = doctor
 
     # --- parts

@@ -100,6 +100,8 @@ def _run(program, arguments, variables, folder, ends_at, stalled_s):
         cases.append({"name": begun, "status": status, "text": f"{text}\n{said}".strip()})
     elif not cases:
         return [], f"{program.name} ended with status {process.returncode}: {said}"
+    elif process.returncode != 0 and all(case["status"] == "passed" for case in cases):
+        cases.append({"name": "the end of the process", "status": "crashed", "text": f"status {process.returncode}\n{said}".strip()})
     return cases, None
 
 

@@ -75,7 +75,7 @@ PAIRS = (("single_device against PyTorch", "single_device", "PyTorch", GOAL), ("
 def lines_of(name, times, is_judged):
     """What is reported of a network's times."""
     milliseconds = {who: {key: round(1e3 * value, 3) for key, value in median_of(values).items()} for who, values in times.items()}
-    yield {"name": f"{name}: times", "ok": True, "rounds": len(times["PyTorch"]), "steps_of_a_round": STEPS_OF_A_ROUND, "step_ms": milliseconds}
+    yield {"name": f"{name}: times", "ok": True, "rounds": len(times["PyTorch"]), "step_ms": milliseconds}
     for text, one, other, goal in PAIRS:
         found = {key: round(value, 4) for key, value in ratio(times, one, other).items()}
         line = {"name": f"{name}: {text}", "ok": True, "ratio": found, "judged": is_judged and goal is not None}
@@ -108,9 +108,9 @@ def take_times(name, ends_at, settings, report):
                   for who, run in {"PyTorch": eager, **ours, "PyTorch again": eager}.items()}
     try:
         for contender in contenders.values():
-            for number in range(WARM_UP_STEPS):
+            for number in range(WARM_UP_STEPS if is_cuda else 1):
                 contender(number)
-        times = rounds(contenders, lambda: runs.synchronise(accelerator), ends_at, most=MOST_ROUNDS if is_cuda else 4)
+        times = rounds(contenders, lambda: runs.synchronise(accelerator), ends_at, *((STEPS_OF_A_ROUND, MOST_ROUNDS) if is_cuda else (2, 3)))
     finally:
         for run in ours.values():
             run.close()
