@@ -6,6 +6,10 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/StreamGuard.h>
+#include <stratagem/types.h>
+
+#include <optional>
 
 #include "torch/threads.hpp"
 #include "torch/warnings.hpp"
@@ -20,6 +24,16 @@ class ThreadScope {
  private:
   WarningScope warnings_;
   IntraOpScope threads_;
+};
+
+/// The replica's stream is the current one, as the strategy has said: one of ours has seen to it, one of another author need not. On the
+/// CPU there is none.
+class StreamScope {
+ public:
+  StreamScope(c10::Device device, const stg_stream& given);
+
+ private:
+  std::optional<c10::StreamGuard> guard_;
 };
 
 /// What becomes of the operations: recorded for backward, not recorded, or run in inference mode.

@@ -71,12 +71,12 @@ at::Tensor find_loss(const TensorTree& outputs) {
   return *loss;
 }
 
-std::unique_ptr<Graph> make_graph(const TensorTree& outputs, uint32_t flags) {
+std::unique_ptr<Graph> make_graph(const TensorTree& outputs, const stg_step_context& given) {
   const at::Tensor loss = find_loss(outputs);
   if (!loss.requires_grad()) {
     throw invalid_argument("training_step gave a loss without a gradient: it was computed from no parameter that requires one");
   }
-  return std::make_unique<Graph>(Graph{loss, flags});
+  return std::make_unique<Graph>(Graph{loss, given.flags, given.stream});
 }
 
 void refuse_nan(const TensorTree& outputs) {
@@ -112,6 +112,7 @@ void set_denominator(const TensorTree& denominator, StepResult& result) {
 StepResult run_step(ModelReplica& replica, const stg_step_context& given, Tree batch_tree) {
   const char* name = step_name(given.stage);
   const ThreadScope thread(replica.host(), replica.num_threads());
+  const StreamScope stream(replica.device(), given.stream);
   const bool is_borrowed = batch_tree.borrowed();
   validate(batch_tree.root(), "batch");
   // Before inference mode: tensors made inside it could not be told from the model's own.
@@ -133,7 +134,7 @@ StepResult run_step(ModelReplica& replica, const stg_step_context& given, Tree b
   refuse_writes(read_only, name);
   if ((given.flags & STG_STEP_DETECT_ANOMALY) != 0) refuse_nan(output.outputs);
   StepResult result;
-  if ((given.flags & STG_STEP_GRADIENT) != 0) result.graph = make_graph(output.outputs, given.flags);
+  if ((given.flags & STG_STEP_GRADIENT) != 0) result.graph = make_graph(output.outputs, given);
   set_denominator(output.denominator, result);
   result.outputs = export_tree(output.outputs, is_borrowed ? &batch : nullptr);
   return result;

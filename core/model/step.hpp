@@ -12,7 +12,8 @@ namespace stratagem::sdk {
 /// What backward needs. The loss keeps autograd's graph, and that keeps of the batch what it reads.
 struct Graph {
   at::Tensor loss;
-  uint32_t flags;  ///< of the step, STG_STEP_*
+  uint32_t flags;     ///< of the step, STG_STEP_*
+  stg_stream stream;  ///< of the step, too
 };
 
 struct StepResult {

@@ -120,6 +120,7 @@ stg_error* backward(void*, stg_replica* replica, stg_graph* graph, double scale,
     const auto functions = read_table(sink, STG_GRADIENT_SINK_MIN_SIZE, "stg_gradient_sink");
     if (functions.ready == nullptr) throw invalid_argument("stg_gradient_sink.ready is null");
     const ThreadScope thread(own.host(), own.num_threads());
+    const StreamScope stream(own.device(), owned->stream);
     const ReplicaGenerators::Scope generators(own.generators());
     const DeterministicScope deterministic((owned->flags & STG_STEP_DETERMINISTIC) != 0);
     of(replica).gradients.run(owned->loss, scale, functions, (owned->flags & STG_STEP_DETECT_ANOMALY) != 0);

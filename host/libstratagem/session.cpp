@@ -47,6 +47,12 @@ std::string missing_gpu(const Json& config) {
   return config.contains(place) && config.at(place) == "cuda" ? find_gpus().missing : "";
 }
 
+/// Whether it knows accelerators that we have no names for.
+bool has_other_kinds(const stg_strategy_factory& factory) {
+  const auto is_other = [](uint32_t kind) { return kind != STG_DEVICE_CPU && kind != STG_DEVICE_CUDA; };
+  return std::any_of(factory.device_kinds, factory.device_kinds + factory.num_device_kinds, is_other);
+}
+
 /// Runs `body`; what an error in it means is said by `codes`: {code, code as which it leaves}.
 template <class Body>
 auto with_codes(std::initializer_list<std::pair<uint32_t, uint32_t>> codes, const std::string& context, Body body) {
@@ -78,10 +84,18 @@ const stg_model_factory& load_model(const LibraryConfig& config, const Catalogue
   return find_model(plugin_of(Offer::model, config, catalogue), config.name);
 }
 
+void check_accelerator_name(const stg_strategy_factory* factory, const Json& strategy, Problems& problems) {
+  if (!strategy.contains("accelerator") || !strategy["accelerator"].is_string() ||
+      (factory != nullptr && has_other_kinds(*factory)))
+    return;
+  static const Json names = {{"enum", {"auto", "cpu", "cuda"}}};
+  check_schema(names, strategy["accelerator"], "/strategy/accelerator", "", problems);
+}
+
 /// A strategy says which kinds of device it can use; a config that wants another one lacks a device, not a key.
 void check_accelerator(const stg_strategy_factory& factory, const Json& config) {
   const std::string wanted = config.value("accelerator", "auto");
-  if (wanted == "auto") return;
+  if (wanted == "auto" || (wanted != "cpu" && wanted != "cuda" && has_other_kinds(factory))) return;
   const std::vector<std::string> kinds = device_kinds(factory);
   if (std::find(kinds.begin(), kinds.end(), wanted) != kinds.end()) return;
   throw Error(STG_UNAVAILABLE, concat("/strategy/accelerator is \"", wanted, "\", which the strategy \"", text_of(factory.name),
@@ -189,6 +203,8 @@ void Session::load_plugins(const ConfigText& text) {
   };
   load(Offer::strategy, config_.strategy, load_strategy, strategy_factory_);
   load(Offer::model, config_.model, load_model, model_factory_);
+  if (lacking.empty() && text.json.contains("strategy"))
+    check_accelerator_name(strategy_factory_, text.json["strategy"], problems);
   const bool only_refusals = !refusals.empty() && refusals.size() == problems.all().size();
   problems.raise(config_.source, only_refusals ? refusals.front() : STG_INVALID_ARGUMENT);
   const auto passed_over = catalogue.passed_over({{Offer::strategy, config_.strategy.name}, {Offer::model, config_.model.name}});

@@ -127,6 +127,8 @@ Json strategy_of(const std::string& text);
 
 /// Checks the options of a strategy or a model (`key`) by its own schema.
 void check_options(const char* key, stg_string name, stg_string schema, const Json& options, Problems& problems);
+/// Adds a problem for a name that is none of ours, where the strategy (null: none was found) knows no others.
+void check_accelerator_name(const stg_strategy_factory* factory, const Json& strategy, Problems& problems);
 /// Throws UNAVAILABLE where the strategy can't use the accelerator that it is to have.
 void check_accelerator(const stg_strategy_factory& factory, const Json& strategy);
 

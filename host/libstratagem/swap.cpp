@@ -191,6 +191,7 @@ const stg_strategy_factory& Session::wanted_strategy(const Json& strategy, Confi
   problems.raise("the strategy");
   const stg_strategy_factory& factory = load_strategy(config.strategy, Catalogue(config.plugin_path));
   check_options("strategy", factory.name, factory.options_schema, config.strategy.options, problems);
+  check_accelerator_name(&factory, strategy, problems);
   problems.raise("the strategy");
   check_accelerator(factory, strategy);
   return factory;

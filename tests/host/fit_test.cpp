@@ -3,6 +3,7 @@
 // The training loop through the command line, under both strategies, on a model whose every number is known.
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 
 #include "run.hpp"
 
@@ -376,4 +377,30 @@ TEST_CASE("A plugin built with another LibTorch than the one in the process is r
         Contains{other + " was built with LibTorch 1.13.1 (" + its_own.string() + "), but this process already holds LibTorch "});
   CHECK(refused.err == Contains{"libtorch_cpu.so"});
   CHECK(refused.err == Contains{TEST_INSTALLED "/single_device.so"});
+}
+
+TEST_CASE("Without a GPU \"auto\" is the cpu, which is said once, with the reason") {
+  Run run(any_strategy());
+  run.config["strategy"]["accelerator"] = "auto";
+  Json next = run.config["strategy"];
+  next["devices"] = 1;
+  run.config["swap"] = Json::array({{{"at_step", 4}, {"strategy", next}}});  // another instance
+  setenv("CUDA_VISIBLE_DEVICES", "", 1);                                     // for the command line, where this machine has one
+  const Finished fit = run.fit();
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  REQUIRE(fit.code == 0);
+  const std::string said = "accelerator \"auto\" is the cpu here; cuda: ";
+  const size_t at = fit.err.find(said);
+  REQUIRE(at != std::string::npos);
+  CHECK(fit.err.find(said, at + 1) == std::string::npos);
+  CHECK(fit.json()["devices"] == Json{"cpu:0"});
+}
+
+TEST_CASE("An accelerator that neither we nor the strategy know is refused with those that there are") {
+  Run run(any_strategy());
+  const Finished fit = run.fit({"strategy.accelerator=cuad"});
+  CHECK(fit.code == 2);
+  CHECK(
+      fit.err ==
+      Contains{"/strategy/accelerator: \"cuad\" is not allowed; wanted: \"auto\", \"cpu\" or \"cuda\"; did you mean \"cuda\"?"});
 }

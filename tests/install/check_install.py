@@ -84,6 +84,9 @@ def main():
         library = next(prefix.rglob("libstratagem.so.1"))
         require("libstratagem.so.1" in call("readelf", "-d", library), "the SONAME is not libstratagem.so.1")
         plugins = library.parent / "stratagem"
+        transports = [file.name for file in pathlib.Path(args.build, "lib/stratagem").glob("libstratagem_*.so")]
+        for name in transports:  # a plugin looks for its accelerator's transport beside itself
+            require((plugins / name).exists(), f"{name} is built and not installed")
         require("test accuracy" in call(built / "gradients", plugins / "data_parallel.so", FASHION_MNIST, 10000), "no result")
 
         # A strategy and a model of the user's, and our own strategies with that model, by the installed command line and libstratagem.

@@ -57,16 +57,24 @@ void BatchStream::read(const std::stop_token& stop) {
   changed_.notify_all();
 }
 
+/// Under the lock.
+std::optional<Tree> BatchStream::take_ready() {
+  std::optional<Tree> first(std::move(ready_.front()));
+  ready_.pop_front();
+  changed_.notify_all();
+  return first;
+}
+
+std::optional<Tree> BatchStream::next_if_ready() {
+  const std::lock_guard lock(mutex_);
+  return ready_.empty() ? std::nullopt : take_ready();
+}
+
 std::optional<Tree> BatchStream::next() {
   if (!reader_.joinable()) return next_batch_ < end_batch_ ? std::optional(batch(next_batch_++)) : std::nullopt;
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return !ready_.empty() || done_; });
-  if (!ready_.empty()) {
-    std::optional<Tree> first(std::move(ready_.front()));
-    ready_.pop_front();
-    changed_.notify_all();
-    return first;
-  }
+  if (!ready_.empty()) return take_ready();
   if (failure_) std::rethrow_exception(failure_);
   return std::nullopt;
 }

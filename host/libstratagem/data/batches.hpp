@@ -28,12 +28,15 @@ class BatchStream {
 
   /// The next batch, or nothing after the last. Rethrows what the reader thread has thrown.
   std::optional<Tree> next();
+  /// The same where it was read ahead already, else nothing.
+  std::optional<Tree> next_if_ready();
 
   /// Whether the calling thread is one of those that prepare batches.
   static bool is_reader_thread();
 
  private:
   void read(const std::stop_token& stop);
+  std::optional<Tree> take_ready();
   Tree batch(int64_t index) const;
 
   const Dataset& dataset_;

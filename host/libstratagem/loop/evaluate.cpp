@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "libstratagem/data/batches.hpp"
+#include "libstratagem/loop/feed.hpp"
 #include "libstratagem/loop/outputs.hpp"
 
 namespace stratagem {
@@ -12,10 +12,10 @@ namespace {
 /// Hands the outcome of each batch and its number of rows to `take`. Returns whether it was stopped before the end.
 template <class Take>
 bool for_each_batch(StrategyInstance& strategy, const EvaluationData& data, Progress place, const Events& events, Take take) {
-  BatchStream stream(data.dataset, std::nullopt, data.batch_size, 0, data.num_batches);
+  BatchFeed feed(strategy, place.stage, data.dataset, std::nullopt, data.batch_size, 0, data.num_batches);
   place.num_batches = data.num_batches;
   place.batch = 0;
-  while (auto batch = stream.next()) {
+  while (auto batch = feed.next()) {
     if (events.batch_start) events.batch_start(place);
     const int64_t num_rows = std::min(data.batch_size, data.dataset.num_samples() - place.batch * data.batch_size);
     StepOutcome outcome = strategy.evaluate(std::move(*batch), {place.batch, place.step}, place.stage);

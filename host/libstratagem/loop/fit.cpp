@@ -87,7 +87,7 @@ void FitLoop::or_save(Body body) {
     body();
   } catch (...) {
     has_failed_ = true;
-    stream_.reset();
+    feed_.reset();
     save_after(describe_exception(std::current_exception()));
     if (checkpoints_) checkpoints_->finish();
     throw;
@@ -113,7 +113,7 @@ void FitLoop::advance() {
   or_save([&] {
     const std::optional<Ended> ended = position_.validation_pending ? Ended::epoch : train_window();
     if (!ended) return;
-    stream_.reset();
+    feed_.reset();
     if (*ended == Ended::stop) {
       interrupted_ = true;
     } else {
@@ -146,15 +146,15 @@ void FitLoop::tick() { position_.seconds = seconds_before_ + ms_since(begin_) / 
 void FitLoop::open_epoch() {
   std::optional<std::vector<int64_t>> order;
   if (config_.train->shuffle) order = permutation(train_.num_samples(), config_.seed, position_.epoch);
-  stream_.emplace(train_, std::move(order), config_.train->batch_size, position_.batch,
-                  num_train_batches(config_, train_.num_samples()));
+  feed_.emplace(strategy_, STG_STAGE_FIT, train_, std::move(order), config_.train->batch_size, position_.batch,
+                num_train_batches(config_, train_.num_samples()));
 }
 
 /// Nothing where the epoch goes on.
 std::optional<FitLoop::Ended> FitLoop::train_window() {
   const int64_t total = num_train_batches(config_, train_.num_samples());
   if (position_.batch >= total) return Ended::epoch;
-  if (!stream_) open_epoch();
+  if (!feed_) open_epoch();
   const Clock::time_point begin = Clock::now();
   const bool updated = update();
   if (updated) {
@@ -191,7 +191,7 @@ bool FitLoop::update() {
   bool updated = false;
   std::exception_ptr event_error;  // of the last batch: thrown when the position is where the weights are
   for (size_t i = 0; i < window_; ++i) {
-    auto batch = stream_->next();
+    auto batch = feed_->next();
     if (!batch) throw internal("the reader ended before its last batch");
     const bool last = i + 1 == window_;
     if (events_.batch_start) events_.batch_start(progress(STG_STAGE_FIT, position_.batch, total));
@@ -313,7 +313,10 @@ void FitLoop::note_good() {
 }
 
 void FitLoop::before_swap() {
-  or_save([&] { loss_.flush(0); });
+  or_save([&] {
+    if (feed_) feed_->take_back();
+    loss_.flush(0);
+  });
 }
 
 void FitLoop::after_swap(const Json& strategy, double seconds, const Error* error) {

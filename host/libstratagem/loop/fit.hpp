@@ -21,11 +21,11 @@
 #include <vector>
 
 #include "libstratagem/config/config.hpp"
-#include "libstratagem/data/batches.hpp"
 #include "libstratagem/data/dataset.hpp"
 #include "libstratagem/loop/checkpoints.hpp"
 #include "libstratagem/loop/evaluate.hpp"
 #include "libstratagem/loop/events.hpp"
+#include "libstratagem/loop/feed.hpp"
 #include "libstratagem/loop/instance.hpp"
 #include "libstratagem/loop/metrics.hpp"
 #include "libstratagem/loop/outputs.hpp"
@@ -131,7 +131,7 @@ class FitLoop {
 
   Position position_;
   TrainingLoss loss_;
-  std::optional<BatchStream> stream_;  // of the epoch that goes on
+  std::optional<BatchFeed> feed_;  // of the epoch that goes on
   std::optional<MetricsFile> metrics_;
   std::optional<Checkpoints> checkpoints_;
   Json saved_;     // the state that was last saved, or tried to be: the same one is not written twice

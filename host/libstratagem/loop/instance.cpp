@@ -16,9 +16,10 @@ StepOutcome take_outcome(stg_step_result& result) {
   return outcome;
 }
 
-stg_step_args step_args(Tree& batch, StepPlace place) {
+stg_step_args step_args(StepBatch& batch, StepPlace place) {
   auto args = sized<stg_step_args>();
-  args.batch = batch.argument();
+  args.announced = batch.announced;
+  if (batch.announced == 0) args.batch = batch.batch.argument();
   args.batch_index = place.batch_index;
   args.global_step = place.global_step;
   return args;
@@ -117,14 +118,14 @@ stg_status StrategyInstance::status() const {
   return status;
 }
 
-StepOutcome StrategyInstance::train(Tree batch, StepPlace place, const stg_update_args* update, stg_update_result& result) {
+StepOutcome StrategyInstance::train(StepBatch batch, StepPlace place, const stg_update_args* update, stg_update_result& result) {
   stg_step_args args = step_args(batch, place);
   args.update = update;
   args.flags = update == nullptr ? 0 : STG_BATCH_LAST_MICRO_BATCH;
   const stg_call how = call_args();
-  if (!has_train_batch_.has_value()) {
+  if (!has_train_batch_.has_value() && batch.announced == 0) {
     // Lent, not moved: a plugin that answers "unimplemented" must leave us the batch for the other way.
-    Tree lent = Tree::view(batch.root());
+    Tree lent = Tree::view(batch.batch.root());
     args.batch = lent.argument();
     auto outcome = sized<stg_step_result>();
     const ErrorPtr error(api_.train_batch == nullptr ? to_abi(unimplemented("train_batch"))
@@ -134,9 +135,9 @@ StepOutcome StrategyInstance::train(Tree batch, StepPlace place, const stg_updat
       check(const_cast<ErrorPtr&>(error).release());
       return take_outcome(outcome);
     }
-    args.batch = batch.argument();
+    args.batch = batch.batch.argument();
   }
-  if (!*has_train_batch_) return train_in_three_calls(args, update, result);
+  if (!has_train_batch_.value_or(true)) return train_in_three_calls(args, update, result);
   auto outcome = sized<stg_step_result>();
   call(api_.train_batch, "train_batch", &how, &args, &outcome, &result);
   return take_outcome(outcome);
@@ -153,7 +154,7 @@ StepOutcome StrategyInstance::train_in_three_calls(stg_step_args args, const stg
   return outcome;
 }
 
-StepOutcome StrategyInstance::evaluate(Tree batch, StepPlace place, uint64_t stage) {
+StepOutcome StrategyInstance::evaluate(StepBatch batch, StepPlace place, uint64_t stage) {
   const stg_step_args args = step_args(batch, place);
   const stg_call how = call_args();
   auto outcome = sized<stg_step_result>();
@@ -165,6 +166,31 @@ StepOutcome StrategyInstance::evaluate(Tree batch, StepPlace place, uint64_t sta
     call_wanted(api_.predict_step, "predict_step", &how, &args, &outcome);
   }
   return take_outcome(outcome);
+}
+
+bool StrategyInstance::takes_announcements() {
+  if (!takes_announcements_) {
+    const stg_device* devices = nullptr;
+    uint64_t num_devices = 0;
+    if (api_.announce_batch != nullptr) call(api_.devices, "devices", &devices, &num_devices);
+    takes_announcements_ = num_devices != 0 && devices[0].kind != STG_DEVICE_CPU;
+  }
+  return *takes_announcements_;
+}
+
+uint64_t StrategyInstance::announce(Tree batch, uint64_t stage) {
+  auto args = sized<stg_transfer_args>();
+  args.batch = batch.argument();
+  args.device = {STG_DEVICE_NONE, -1};
+  const stg_call how = call_args();
+  uint64_t ticket = 0;
+  ErrorPtr error(api_.announce_batch(instance_.get(), &how, &args, static_cast<uint32_t>(stage), &ticket));
+  if (is_unimplemented(error)) {
+    takes_announcements_ = false;
+    return 0;
+  }
+  check(error.release());
+  return ticket;
 }
 
 Tree StrategyInstance::to_host(Tree tree) {

@@ -26,6 +26,12 @@ struct StepOutcome {
   double total_weight() const;
 };
 
+/// What a step is given: a batch, or the ticket of an announced one.
+struct StepBatch {
+  Tree batch;
+  uint64_t announced = 0;
+};
+
 /// Where in the run a step stands.
 struct StepPlace {
   int64_t batch_index = 0;
@@ -54,9 +60,13 @@ class StrategyInstance {
   stg_status status() const;
 
   /// One micro-batch. With `update` it is the last before an update, whose result goes to `result`.
-  StepOutcome train(Tree batch, StepPlace place, const stg_update_args* update, stg_update_result& result);
+  StepOutcome train(StepBatch batch, StepPlace place, const stg_update_args* update, stg_update_result& result);
   /// One batch in a stage without gradients (STG_STAGE_VALIDATE, STG_STAGE_TEST or STG_STAGE_PREDICT).
-  StepOutcome evaluate(Tree batch, StepPlace place, uint64_t stage);
+  StepOutcome evaluate(StepBatch batch, StepPlace place, uint64_t stage);
+  /// Whether it gains by knowing a batch before its step: on an accelerator.
+  bool takes_announcements();
+  /// The ticket of a batch for a step of this stage; 0 where the strategy takes none, and the batch is gone.
+  uint64_t announce(Tree batch, uint64_t stage);
   /// The tree with every tensor in host memory, finished.
   Tree to_host(Tree tree);
 
@@ -91,7 +101,8 @@ class StrategyInstance {
   stg_strategy_api api_;
   const std::atomic<uint32_t>* cancel_;
   std::shared_ptr<stg_strategy> instance_;
-  std::optional<bool> has_train_batch_;  // known after the first batch
+  std::optional<bool> has_train_batch_;      // known after the first batch
+  std::optional<bool> takes_announcements_;  // known once it was asked
 };
 
 }  // namespace stratagem

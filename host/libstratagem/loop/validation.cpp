@@ -48,6 +48,7 @@ bool FitLoop::knows_monitors() const {
 /// Nothing where it was stopped before its end.
 std::optional<Evaluation> FitLoop::run_validation(int64_t num_batches) {
   if (events_.stop_requested()) return std::nullopt;
+  if (feed_) feed_->take_back();
   EvaluationData data = *validation_data_;
   data.num_batches = num_batches;
   try {
