@@ -243,6 +243,8 @@ Error Lanes::broken(const Error& error) const {
   is_broken_.store(true, std::memory_order_release);
   if (group_ != nullptr) transport_.abort(group_);
   Error draining = error;
+  // The transport says nothing of an instance: these flags are our own.
+  if (draining.origin != nullptr) draining.cause = std::exchange(draining.origin, nullptr);
   draining.flags = STG_ERROR_INSTANCE_DRAINING;
   return draining;
 }

@@ -4,6 +4,7 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/view_as_complex.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
@@ -18,6 +19,11 @@ namespace stratagem {
 
 namespace {
 
+// Where parameters begin in a sharded bucket, and its parts: vectors of elements, of whatever type, are never cut.
+constexpr int64_t shard_alignment = 64;
+
+int64_t round_up(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
+
 // Autograd's threads come in modes of their own.
 struct PlainMode {
   c10::InferenceMode inference{false};
@@ -31,6 +37,7 @@ struct PlainMode {
 DeviceGradients::DeviceGradients(const Replicas& replicas, const Lanes& lanes, const BucketOptions& options)
     : lanes_(lanes),
       reduction_(lanes, options.compress),
+      is_sharded_(options.shards_optimizer && lanes.leaders().size() > 1),
       bucket_of_(replicas.root().parameters.size()),
       views_(lanes.size(), std::vector<at::Tensor>(replicas.root().parameters.size())),
       has_(lanes.size(), std::vector<char>(replicas.root().parameters.size())),
@@ -45,7 +52,7 @@ void DeviceGradients::make_buckets(const Replicas& replicas, const BucketOptions
   std::vector<int64_t> open_bytes;
   for (size_t p = layouts_.size(); p-- > 0;) {
     if (!replicas.root().parameter_infos[p].requires_grad) continue;
-    const at::ScalarType dtype = to_scalar_type(layouts_[p].dtype);
+    const at::ScalarType dtype = c10::toRealValueType(to_scalar_type(layouts_[p].dtype));
     auto found = std::find_if(open.begin(), open.end(), [&](const auto& entry) { return entry.first == dtype; });
     if (found == open.end()) {
       open.emplace_back(dtype, std::vector<size_t>{});
@@ -68,19 +75,29 @@ void DeviceGradients::make_buckets(const Replicas& replicas, const BucketOptions
 }
 
 void DeviceGradients::make_bucket(std::vector<size_t> parameters, at::ScalarType dtype) {
+  const auto is_complex = [&](size_t p) { return layouts_[p].dtype.code == STG_DTYPE_COMPLEX; };
+  const bool has_complex = std::any_of(parameters.begin(), parameters.end(), is_complex);
+  const int64_t alignment = is_sharded_ ? shard_alignment : has_complex ? 2 : 1;
+  const int64_t num_parts = is_sharded_ ? static_cast<int64_t>(lanes_.leaders().size()) : 1;
   int64_t numel = 0;
-  for (const size_t p : parameters) numel += c10::multiply_integers(layouts_[p].shape);
-  auto bucket = std::make_unique<Bucket>(lanes_, dtype, numel);
+  std::vector<int64_t> begins;
+  for (const size_t p : parameters) {
+    begins.push_back(numel);
+    numel = round_up(numel + c10::multiply_integers(layouts_[p].shape) * (is_complex(p) ? 2 : 1), alignment);
+  }
+  auto bucket = std::make_unique<Bucket>(lanes_, dtype, round_up(numel, alignment * num_parts), is_sharded_);
   bucket->num_missing.resize(lanes_.size());
   for (size_t r = 0; r < lanes_.size(); ++r) {
-    int64_t begin = 0;
-    for (const size_t p : parameters) {
-      views_[r][p] = bucket->flat[r].as_strided(layouts_[p].shape, layouts_[p].strides, begin);
-      begin += views_[r][p].numel();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const FlatLayout& layout = layouts_[parameters[i]];
+      at::Tensor flat = bucket->flat[r].narrow(0, begins[i], numel - begins[i]);
+      if (is_complex(parameters[i])) flat = at::view_as_complex(flat.view({-1, 2}));
+      views_[r][parameters[i]] = flat.as_strided(layout.shape, layout.strides);
     }
   }
   for (const size_t p : parameters) bucket_of_[p] = bucket.get();
   bucket->parameters = std::move(parameters);
+  bucket->begins = std::move(begins);
   buckets_.push_back(std::move(bucket));
 }
 
@@ -198,6 +215,15 @@ void DeviceGradients::receive(size_t r) const {
   if (!present.empty()) at::_foreach_mul_(present, by);
 }
 
+void DeviceGradients::gather() {
+  if (!is_sharded_ || std::exchange(is_gathered_, true)) return;
+  for (const auto& bucket : buckets_) {
+    if (!bucket->is_launched) continue;
+    reduction_.gather(*bucket);
+    for (const size_t leader : lanes_.leaders()) reduction_.receive_gathered(*bucket, leader);
+  }
+}
+
 void DeviceGradients::note_present() {
   for (size_t p = 0; p < is_present_.size(); ++p) {
     is_present_[p] = std::any_of(has_.begin(), has_.end(), [&](const std::vector<char>& has) { return has[p] != 0; });
@@ -220,6 +246,7 @@ void DeviceGradients::clear() {
   for (size_t p = 0; p < layouts_.size() && buckets_.empty(); ++p) views_[0][p] = at::Tensor();
   adopted_.clear();
   normalisation_.reset();
+  is_gathered_ = false;
   Gradients::clear();
 }
 

@@ -9,6 +9,10 @@
 //   factor        weight of the first / divisor / loss scale: applied as the bucket is reduced
 //
 // All replicas' part of one bucket is launched by the thread that fills it last, so the order is the same everywhere.
+//
+// Complex gradients lie there as pairs of reals.
+//
+// For a sharded optimizer (sharded_optimizer.hpp) each device gets a part of each bucket's sum alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -55,21 +59,28 @@ class DeviceGradients final : public Gradients {
   /// By each leader's worker, after the reduction was launched: what it queues from here on comes after it.
   void receive(size_t replica) const;
   /// Of parameters that any replica has one for; reduced on leaders.
+  /// Sharded: only what lies in the leader's part of the bucket, but after gather.
   const at::Tensor& gradient(size_t replica, size_t parameter) const { return views_[replica][parameter]; }
 
-  bool is_present(size_t parameter) const override { return is_present_[parameter]; }
-  const stg_tensor* tensor(size_t parameter) override;
-  void clear() override;
-  size_t num_buckets() const { return buckets_.size(); }
-
- private:
   struct Bucket : DeviceBucket {
     using DeviceBucket::DeviceBucket;
     std::vector<size_t> parameters;
+    std::vector<int64_t> begins;      // in the flat memory, by parameter of it
     std::vector<size_t> num_missing;  // by replica, in this backward
     std::atomic<size_t> num_full{0};  // replicas
     bool is_launched = false;
   };
+  bool is_sharded() const { return is_sharded_; }
+  const std::vector<std::unique_ptr<Bucket>>& buckets() const { return buckets_; }
+  DeviceReduction& reduction() { return reduction_; }
+  /// Serial: sharded gradients that are reduced become whole on every leader, for what its lane does next.
+  void gather();
+
+  bool is_present(size_t parameter) const override { return is_present_[parameter]; }
+  const stg_tensor* tensor(size_t parameter) override;
+  void clear() override;
+
+ private:
   void make_buckets(const Replicas& replicas, const BucketOptions& options);
   void make_bucket(std::vector<size_t> parameters, at::ScalarType dtype);
   double weight_of(size_t replica) const;
@@ -79,6 +90,8 @@ class DeviceGradients final : public Gradients {
 
   const Lanes& lanes_;
   DeviceReduction reduction_;
+  const bool is_sharded_;
+  bool is_gathered_ = false;
   std::vector<FlatLayout> layouts_;  // by parameter
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::vector<Bucket*> bucket_of_;              // by parameter; null: frozen, or there are no buckets

@@ -10,12 +10,27 @@
 
 namespace stratagem {
 
-DeviceBucket::DeviceBucket(const Lanes& lanes, at::ScalarType type, int64_t numel) : dtype(type), factors(lanes.size()) {
+namespace {
+
+// The rank's part of as many as there are.
+at::Tensor part_of(const at::Tensor& flat, size_t rank, size_t num_ranks) {
+  const int64_t numel = flat.numel() / static_cast<int64_t>(num_ranks);
+  return flat.narrow(0, static_cast<int64_t>(rank) * numel, numel);
+}
+
+TransportBuffer buffer_of(const at::Tensor& tensor) {
+  return {tensor.mutable_data_ptr(), tensor.numel(), from_scalar_type(tensor.scalar_type())};
+}
+
+}  // namespace
+
+DeviceBucket::DeviceBucket(const Lanes& lanes, at::ScalarType type, int64_t numel, bool sharded)
+    : dtype(type), is_sharded(sharded), factors(lanes.size()) {
   for (size_t i = 0; i < lanes.size(); ++i) {
     const Lanes::Scope scope(lanes, i);
     flat.push_back(at::empty({numel}, at::TensorOptions().dtype(type).device(lanes[i].device)));
-    full.emplace_back(lanes[i].device.type());
-    reduced.emplace_back(lanes[i].device.type());
+    if (is_sharded) flat.back().zero_();  // the gaps between parameters are in sums, too
+    for (auto* events : {&full, &reduced, &gathered}) events->emplace_back(lanes[i].device.type());
   }
 }
 
@@ -24,14 +39,26 @@ void DeviceReduction::launch(DeviceBucket& bucket) {
   const c10::InferenceMode normal(false);  // autograd's threads come in modes of their own
   const c10::AutoGradMode no_gradient(false);
   for (const size_t leader : lanes_.leaders()) add_on_device(bucket, leader);
-  if (lanes_.group() != nullptr) {
-    try {
-      all_reduce(bucket);
-    } catch (const Error& error) {
-      throw lanes_.broken(error);
-    }
-  }
+  if (lanes_.group() != nullptr) in_transport([&] { sum_over_devices(bucket); });
   for (const size_t leader : lanes_.leaders()) bucket.reduced[leader].record(lanes_[leader].comm);
+}
+
+void DeviceReduction::gather(DeviceBucket& bucket) {
+  const std::lock_guard lock(mutex_);
+  for (const size_t leader : lanes_.leaders()) {
+    order::wait("part of a bucket written before it is gathered", lanes_[leader].comm, bucket.full[leader]);
+  }
+  in_transport([&] { gather_over_devices(bucket); });
+  for (const size_t leader : lanes_.leaders()) bucket.gathered[leader].record(lanes_[leader].comm);
+}
+
+template <class Body>
+void DeviceReduction::in_transport(Body&& body) const {
+  try {
+    body();
+  } catch (const Error& error) {
+    throw lanes_.broken(error);
+  }
 }
 
 bool DeviceReduction::is_alone(size_t leader) const {
@@ -60,7 +87,7 @@ void DeviceReduction::add_on_device(DeviceBucket& bucket, size_t leader) const {
   }
 }
 
-void DeviceReduction::all_reduce(DeviceBucket& bucket) const {
+void DeviceReduction::sum_over_devices(DeviceBucket& bucket) const {
   const TransportApi& transport = lanes_.transport();
   const std::vector<size_t>& leaders = lanes_.leaders();
   const bool is_compressed = compresses_ && bucket.dtype == at::kFloat;
@@ -81,18 +108,46 @@ void DeviceReduction::all_reduce(DeviceBucket& bucket) const {
   }
   check(transport.begin(lanes_.group()));
   for (size_t rank = 0; rank < leaders.size(); ++rank) {
-    const TransportBuffer buffer{sent[rank].mutable_data_ptr(), sent[rank].numel(), from_scalar_type(sent[rank].scalar_type())};
-    check(transport.all_reduce(lanes_.group(), rank, &buffer, factors[rank], lanes_[leaders[rank]].comm.pack3()));
+    const TransportBuffer whole = buffer_of(sent[rank]);
+    const c10::StreamData3 stream = lanes_[leaders[rank]].comm.pack3();
+    if (bucket.is_sharded) {
+      const TransportBuffer part = buffer_of(part_of(sent[rank], rank, leaders.size()));
+      check(transport.reduce_scatter(lanes_.group(), rank, &whole, &part, factors[rank], stream));
+    } else {
+      check(transport.all_reduce(lanes_.group(), rank, &whole, factors[rank], stream));
+    }
   }
   check(transport.end(lanes_.group()));
   for (size_t rank = 0; is_compressed && rank < leaders.size(); ++rank) {
     const c10::StreamGuard guard(lanes_[leaders[rank]].comm);
-    bucket.flat[leaders[rank]].copy_(sent[rank]);
+    const at::Tensor& flat = bucket.flat[leaders[rank]];
+    if (bucket.is_sharded) {
+      part_of(flat, rank, leaders.size()).copy_(part_of(sent[rank], rank, leaders.size()));
+    } else {
+      flat.copy_(sent[rank]);
+    }
   }
+}
+
+void DeviceReduction::gather_over_devices(DeviceBucket& bucket) const {
+  const TransportApi& transport = lanes_.transport();
+  const std::vector<size_t>& leaders = lanes_.leaders();
+  check(transport.begin(lanes_.group()));
+  for (size_t rank = 0; rank < leaders.size(); ++rank) {
+    const at::Tensor& flat = bucket.flat[leaders[rank]];
+    const TransportBuffer part = buffer_of(part_of(flat, rank, leaders.size()));
+    const TransportBuffer whole = buffer_of(flat);
+    check(transport.all_gather(lanes_.group(), rank, &part, &whole, lanes_[leaders[rank]].comm.pack3()));
+  }
+  check(transport.end(lanes_.group()));
 }
 
 void DeviceReduction::receive(const DeviceBucket& bucket, size_t lane) const {
   order::wait("bucket reduced before its use", lanes_[lane].compute, bucket.reduced[lanes_[lane].leader]);
+}
+
+void DeviceReduction::receive_gathered(const DeviceBucket& bucket, size_t leader) const {
+  order::wait("bucket gathered before its use", lanes_[leader].compute, bucket.gathered[leader]);
 }
 
 }  // namespace stratagem

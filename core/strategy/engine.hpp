@@ -98,6 +98,7 @@ class Engine : public Strategy {
   void add_device_reduction_phase(Phases& phases);
   void add_device_update_phase(Phases& phases, const UpdatePtr& update);
   void update_on_device(Update& update, size_t worker);
+  DeviceOptimizer::Wish wish_of(const Update& update) const;
   void finish_device_update(const Call& call, Update& update);
   bool have_overflow_on_device(const Call& call);
   Tree move_batch(const Call& call, Tree batch, size_t replica);

@@ -6,7 +6,10 @@
 //   train_batch   each  forward | then: weights, which are the factors of the reduction
 //                 each  backward; full buckets are reduced meanwhile | then: outputs gathered
 //                 each  waits for the buckets | leaders  overflow, clip, update
+//
+// Where the optimizer is sharded, the last line has a meeting before the update, with clipping by norm or a scaled loss, and one after it.
 #include "base/dlpack.hpp"
+#include "strategy/device_clipping.hpp"
 #include "strategy/elements.hpp"
 #include "strategy/engine_step.hpp"
 
@@ -72,16 +75,33 @@ void Engine::add_device_reduction_phase(Phases& phases) {
                     }});
 }
 
+DeviceOptimizer::Wish Engine::wish_of(const Update& update) const { return {update.args, training_->scaler.has_value()}; }
+
 void Engine::add_device_update_phase(Phases& phases, const UpdatePtr& update) {
-  phases.push_back({"update", [this, update](size_t worker) { irrevocably([&] { update_on_device(*update, worker); }); }, {}});
+  DeviceOptimizer& optimizer = training_->device_optimizer();
+  optimizer.begin_update();
+  const auto on_leaders = [this, update](const auto& body) {
+    return [this, update, body](size_t worker) {
+      if (!update->is_skipped && device_->lanes.is_leader(worker)) body(worker);
+    };
+  };
+  if (optimizer.is_sharded() && wish_of(*update).measures()) {
+    phases.push_back(
+        {"measure", on_leaders([this, update, &optimizer](size_t leader) { optimizer.measure(leader, wish_of(*update)); })});
+  }
+  phases.push_back(
+      {"update", on_leaders([this, update](size_t leader) { irrevocably([&] { update_on_device(*update, leader); }); })});
+  if (optimizer.is_sharded()) {
+    phases.push_back(
+        {"gather", on_leaders([this, &optimizer](size_t leader) { irrevocably([&] { optimizer.receive(leader); }); })});
+  }
   add_refresh_phase(phases);
 }
 
 // The other replicas of the device have ended their backward: the gathering has waited for them, or an earlier call.
 void Engine::update_on_device(Update& update, size_t worker) {
-  if (update.is_skipped || !device_->lanes.is_leader(worker)) return;
   const PartScope scope(worker == 0 ? host_ : silent_host_, "update", worker);
-  DeviceOptimizer::Found found = training_->device_optimizer().update(worker, update.args, training_->scaler.has_value());
+  DeviceOptimizer::Found found = training_->device_optimizer().update(worker, wish_of(update));
   if (worker == 0) update.found = std::move(found);
 }
 
@@ -100,13 +120,14 @@ void Engine::finish_device_update(const Call& call, Update& update) {
 }
 
 bool Engine::have_overflow_on_device(const Call& call) {
-  const DeviceGradients& gradients = training_->device_gradients();
+  const Lanes::Scope scope(device_->lanes, 0);
+  DeviceGradients& gradients = training_->device_gradients();
+  gradients.gather();
   std::vector<at::Tensor> present;
   for (size_t p = 0; p < training_->replicas.root().parameters.size(); ++p) {
     if (gradients.is_present(p)) present.push_back(gradients.gradient(0, p));
   }
   if (present.empty()) return false;
-  const Lanes::Scope scope(device_->lanes, 0);
   const at::Tensor found = find_overflow(present, device_->lanes.root().device);
   device_->lanes.await(call, 0, "the look for an overflow");
   return found.item<float>() != 0;

@@ -352,6 +352,7 @@ Tree Engine::gradients(const Call& call) {
     });
     if (window_.divisor == 0) host_.warn("no gradients: all denominators of the window were 0");
   }
+  if (device_) in_root_lane(call, [&] { training_->device_gradients().gather(); });
   if (have_overflow(call)) {
     const double before = training_->loss_scale();
     training_->scaler->back_off();

@@ -240,6 +240,12 @@ void Optimizer::finish_update() {
   }
 }
 
+TensorPtr Optimizer::copy_state(size_t parameter, size_t slot) const { return copy_to_host(state(parameter, slot)->view); }
+
+void Optimizer::write_state(size_t parameter, size_t slot, const stg_tensor& values) {
+  copy_elements(state(parameter, slot)->view, values.view);
+}
+
 void Optimizer::set_steps(size_t parameter, int64_t steps) {
   steps_[parameter] = steps;
   if (root_.parameter_infos[parameter].requires_grad) spread_state(parameter, steps != 0);

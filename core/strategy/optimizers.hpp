@@ -39,9 +39,13 @@ class Optimizer {
   /// Whether the parameter's state was begun.
   bool is_begun(size_t parameter) const { return steps_[parameter] > 0; }
   int64_t steps(size_t parameter) const { return steps_[parameter]; }
-  /// The root's.
-  virtual const stg_tensor& state(size_t parameter, size_t slot) const = 0;
-  /// Says that the root's state of the parameter was written, after `steps` updates; 0: it has none.
+  /// The root's, of the parameter's shape, type and layout. Null: it is in no one memory.
+  virtual const stg_tensor* state(size_t parameter, size_t slot) const = 0;
+  /// In host memory.
+  virtual TensorPtr copy_state(size_t parameter, size_t slot) const;
+  /// `values`: in host memory, of the parameter's shape and type.
+  virtual void write_state(size_t parameter, size_t slot, const stg_tensor& values);
+  /// Says that the state of the parameter was written, after `steps` updates; 0: it has none.
   void set_steps(size_t parameter, int64_t steps);
 
  protected:
@@ -77,7 +81,7 @@ class HostOptimizer final : public Optimizer {
   void check_gradients() const override;
   /// The worker's ranges of all parameters that have a gradient.
   void update(size_t worker, double lr);
-  const stg_tensor& state(size_t parameter, size_t slot) const override { return *state_[slot][parameter]; }
+  const stg_tensor* state(size_t parameter, size_t slot) const override { return state_[slot][parameter].get(); }
 
  private:
   struct Slice {

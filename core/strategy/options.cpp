@@ -280,12 +280,19 @@ void read_strategy_options(const json* given, Topology topology, Options& option
   const json none = json::object();
   std::vector<std::string> keys{"compat"};
   if (topology == Topology::data_parallel) {
-    for (const char* key : {"split", "bucket_mib", "first_bucket_mib", "compress", "nccl"}) keys.emplace_back(key);
+    for (const char* key : {"split", "bucket_mib", "first_bucket_mib", "compress", "optimizer_sharding", "nccl"})
+      keys.emplace_back(key);
   }
   const Section section(given == nullptr ? none : *given, "/options", keys);
   options.buckets.size_bytes = mebibytes(section, "bucket_mib", options.buckets.size_bytes);
   options.buckets.first_bytes = mebibytes(section, "first_bucket_mib", options.buckets.first_bytes);
   options.buckets.compress = section.text("compress", "none", {"none", "bf16"}) == "bf16";
+  options.buckets.shards_optimizer = section.boolean("optimizer_sharding", false);
+  if (options.buckets.shards_optimizer && !options.optimizer) {
+    throw invalid_argument(
+        "/options/optimizer_sharding is true, and there is no /optimizer to shard; configure one, or leave it "
+        "out: a host's own optimizer gets whole gradients");
+  }
   if (const json* settings = section.find("nccl")) {
     if (!settings->is_object()) section.fail("nccl", "an object of NCCL's settings");
     options.transport_settings = settings->dump();

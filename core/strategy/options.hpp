@@ -42,7 +42,8 @@ struct OptimizerOptions {
 struct BucketOptions {
   int64_t size_bytes = int64_t{25} << 20;
   int64_t first_bytes = int64_t{1} << 20;
-  bool compress = false;  ///< float32 crosses between devices as bfloat16
+  bool compress = false;          ///< float32 crosses between devices as bfloat16
+  bool shards_optimizer = false;  ///< each device has a part of each bucket, and the optimizer's state for it
 };
 
 /// What an instance may be given, by strategy.

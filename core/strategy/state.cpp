@@ -39,8 +39,11 @@ Value export_optimizer(const std::shared_ptr<Training>& training, bool copies) {
   for (size_t p = 0; p < root.parameters.size(); ++p) {
     if (!optimizer.is_begun(p)) continue;
     Dict slots;
-    for (size_t s = 0; s < optimizer.slots().size(); ++s)
-      slots.emplace_back(optimizer.slots()[s], lend(training, optimizer.state(p, s), copies));
+    for (size_t s = 0; s < optimizer.slots().size(); ++s) {
+      const stg_tensor* whole = optimizer.state(p, s);
+      slots.emplace_back(optimizer.slots()[s],
+                         whole != nullptr ? lend(training, *whole, copies) : Value(optimizer.copy_state(p, s)));
+    }
     if (optimizer.has_step()) {
       TensorPtr step = allocate_tensor(float32, {});
       *first_element<float>(step->view) = static_cast<float>(optimizer.steps(p));
@@ -86,16 +89,26 @@ List export_generators(Training& training) {
 
 // ---- in
 
-// One tensor to be written, once everything has been looked at.
-struct Copy {
-  Copy(const stg_tensor& destination, const stg_tensor& source) : to(&destination), from(&source) {
-    if (same_dtype(destination.view.dtype, source.view.dtype)) return;
-    converted = cast_tensor(source.view, destination.view.dtype);
-    from = converted.get();
+// A tensor of the state, in the type of what it will be written to.
+struct Source {
+  Source(const stg_tensor& given, stg_dtype dtype) : tensor(&given) {
+    if (same_dtype(dtype, given.view.dtype)) return;
+    converted = cast_tensor(given.view, dtype);
+    tensor = converted.get();
   }
-  const stg_tensor* to;
-  const stg_tensor* from;
+  const stg_tensor* tensor;
   TensorPtr converted;  // where the types differ
+};
+
+// What is to be written, once everything has been looked at.
+struct Copy {
+  const stg_tensor* to;
+  Source from;
+};
+struct SlotCopy {
+  size_t parameter;
+  size_t slot;
+  Source from;
 };
 
 class Import {
@@ -203,7 +216,7 @@ class Import {
       throw failed_precondition("the model's ", info.names[0],
                                 " can't be written in place (it is floating or read-only), so no state can be imported");
     }
-    copies_.emplace_back(to, from);
+    copies_.push_back({&to, Source(from, to.view.dtype)});
   }
 
   void note_unexpected(const std::string& name) {
@@ -262,17 +275,18 @@ class Import {
 
   void plan_parameter_slots(size_t p, const std::string& name, const stg_value& slots) {
     const Optimizer& optimizer = *training_.optimizer;
-    std::vector<Copy> copies;
+    const stg_tensor& parameter = *training_.replicas.root().parameters[p];  // a slot is like it
+    std::vector<SlotCopy> copies;
     bool is_whole = true;
     for (size_t s = 0; s < optimizer.slots().size(); ++s) {
       const std::string place = concat("optimizer.", name, ".", optimizer.slots()[s]);
       const stg_value* value = find(slots, optimizer.slots()[s]);
       if (value == nullptr) report_.missing.push_back(place);
       const stg_tensor* from = value == nullptr ? nullptr : &tensor_at(*value, place);
-      if (from == nullptr || !fits(optimizer.state(p, s), *from, place)) {
+      if (from == nullptr || !fits(parameter, *from, place)) {
         is_whole = false;
       } else {
-        copies.emplace_back(optimizer.state(p, s), *from);
+        copies.push_back({p, s, Source(*from, parameter.view.dtype)});
       }
     }
     int64_t steps = 1;  // SGD counts none, but its momentum has begun
@@ -292,7 +306,7 @@ class Import {
       if (!is_known) report_.unexpected.push_back(concat("optimizer.", name, ".", slot));
     }
     if (!is_whole) return;
-    std::ranges::move(copies, std::back_inserter(copies_));
+    std::ranges::move(copies, std::back_inserter(slot_copies_));
     steps_[p] = steps;
   }
 
@@ -369,8 +383,9 @@ class Import {
   // Generators first: a model may refuse one. Nothing after that can fail.
   void apply() {
     apply_generators();
-    for (const Copy& copy : copies_) copy_elements(copy.to->view, copy.from->view);
+    for (const Copy& copy : copies_) copy_elements(copy.to->view, copy.from.tensor->view);
     if (takes_optimizer_) {
+      for (const SlotCopy& copy : slot_copies_) training_.optimizer->write_state(copy.parameter, copy.slot, *copy.from.tensor);
       training_.num_updates = num_updates_;
       for (size_t p = 0; p < training_.replicas.root().parameters.size(); ++p) {
         const auto begun = steps_.find(p);
@@ -414,6 +429,7 @@ class Import {
   std::vector<std::string> misfits_;
   std::map<std::string, bool> used_names_;
   std::vector<Copy> copies_;
+  std::vector<SlotCopy> slot_copies_;
   std::deque<TensorPtr> in_host_memory_;  // of tensors that came on an accelerator
   bool takes_optimizer_ = false;
   uint64_t num_updates_ = 0;

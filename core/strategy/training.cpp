@@ -3,6 +3,7 @@
 
 #include "accelerator/order.hpp"
 #include "strategy/device_elements.hpp"
+#include "strategy/sharded_optimizer.hpp"
 
 namespace stratagem {
 
@@ -65,7 +66,11 @@ Training::Training(const Model& model, const Options& options, uint32_t threads_
   }
   if (device != nullptr) {
     auto made = std::make_unique<DeviceGradients>(replicas, device->lanes, options.buckets);
-    if (options.optimizer) optimizer = std::make_unique<DeviceOptimizer>(*options.optimizer, replicas, device->lanes, *made);
+    if (options.optimizer && made->is_sharded()) {
+      optimizer = std::make_unique<ShardedOptimizer>(*options.optimizer, replicas, device->lanes, *made);
+    } else if (options.optimizer) {
+      optimizer = std::make_unique<ReplicatedOptimizer>(*options.optimizer, replicas, device->lanes, *made);
+    }
     gradients = std::move(made);
     return;
   }

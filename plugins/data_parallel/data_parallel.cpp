@@ -36,6 +36,11 @@ class DataParallel final : public Engine {
       "enum": ["none", "bf16"],
       "default": "none"
     },
+    "optimizer_sharding": {
+      "description": "accelerators: each device updates a part of the parameters, and has the optimizer's state for that part alone",
+      "type": "boolean",
+      "default": false
+    },
     "nccl": {
       "description": "cuda: settings of NCCL's communicators",
       "type": "object"

@@ -16,6 +16,7 @@ std::unique_ptr<NcclDouble> now;
 
 struct Communicator {
   int rank;
+  size_t num_ranks;
   size_t number;
   int looks_left = 0;
   bool is_finalized = false;
@@ -63,7 +64,7 @@ class Visit {
 Communicator& of(ncclComm_t communicator) {
   auto* its = reinterpret_cast<Communicator*>(communicator);
   rule(its != nullptr, "a communicator that was never made");
-  static Communicator nobody{-1, 0};
+  static Communicator nobody{-1, 0, 0};
   if (its == nullptr) return nobody;
   rule(!its->is_over, "a communicator after its end");
   return *its;
@@ -90,6 +91,19 @@ ncclResult_t collective(ncclComm_t communicator, const Parts&... parts) {
   return visit.result();
 }
 
+// Whether the rank's part lies in the whole, where NCCL wants it then.
+const char* in_place(const void* whole, const void* part, size_t part_bytes, ncclComm_t communicator) {
+  if (whole == nullptr || part == nullptr) return "";
+  const auto rank = static_cast<size_t>(of(communicator).rank);
+  const auto begin = reinterpret_cast<uintptr_t>(whole), at = reinterpret_cast<uintptr_t>(part);
+  const bool overlaps = at + part_bytes > begin && at < begin + of(communicator).num_ranks * part_bytes;
+  if (!overlaps) return "";
+  rule(at == begin + rank * part_bytes, "a part lies in the whole, but not in the rank's place");
+  return " in place";
+}
+
+size_t bytes_of(size_t count, ncclDataType_t dtype) { return count * (dtype == ncclFloat64 ? 8 : dtype == ncclFloat32 ? 4 : 2); }
+
 const char* scaled(ncclRedOp_t op) { return op == ncclSum ? "" : " scaled"; }
 
 ncclResult_t init_rank(ncclComm_t* out, int num_ranks, ncclUniqueId, int rank, ncclConfig_t* config) {
@@ -97,7 +111,7 @@ ncclResult_t init_rank(ncclComm_t* out, int num_ranks, ncclUniqueId, int rank, n
   rule(group_depth == 1, "communicators are made outside of a group");
   *out = nullptr;
   if (visit.fails()) return visit.result();
-  made.push_back(std::make_unique<Communicator>(Communicator{rank, made.size()}));
+  made.push_back(std::make_unique<Communicator>(Communicator{rank, static_cast<size_t>(num_ranks), made.size()}));
   now->num_aborts.push_back(0);
   now->num_destroys.push_back(0);
   in_group.push_back(made.back().get());
@@ -178,11 +192,12 @@ const NcclFunctions& double_functions() {
       [](const void*, void*, size_t count, ncclDataType_t, ncclRedOp_t op, ncclComm_t c, cudaStream_t) {
         return collective(c, "all_reduce ", on(c), " count ", count, scaled(op));
       },
-      [](const void*, void*, size_t count, ncclDataType_t, ncclRedOp_t op, ncclComm_t c, cudaStream_t) {
-        return collective(c, "reduce_scatter ", on(c), " count ", count, scaled(op));
+      [](const void* in, void* out, size_t count, ncclDataType_t dtype, ncclRedOp_t op, ncclComm_t c, cudaStream_t) {
+        return collective(c, "reduce_scatter ", on(c), " count ", count, scaled(op),
+                          in_place(in, out, bytes_of(count, dtype), c));
       },
-      [](const void*, void*, size_t count, ncclDataType_t, ncclComm_t c, cudaStream_t) {
-        return collective(c, "all_gather ", on(c), " count ", count);
+      [](const void* in, void* out, size_t count, ncclDataType_t dtype, ncclComm_t c, cudaStream_t) {
+        return collective(c, "all_gather ", on(c), " count ", count, in_place(out, in, bytes_of(count, dtype), c));
       },
       [](const void*, void*, size_t count, ncclDataType_t, int root, ncclComm_t c, cudaStream_t) {
         return collective(c, "broadcast ", on(c), " count ", count, " from ", root);

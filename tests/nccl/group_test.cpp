@@ -144,6 +144,28 @@ TEST_CASE("Different collectives go to NCCL in one group, in the order in which 
   CHECK(nccl.broken_rules == Rules{});
 }
 
+TEST_CASE("A sharded bucket is scattered and gathered in its own memory, each rank's part in its place") {
+  const uint64_t count = GENERATE(2, 4, 8);
+  const stg_dtype dtype = GENERATE(float32, bfloat16, float64);
+  NcclDouble& nccl = begin_double();
+  nccl.looks_until_ready = 1;
+  const auto group = open(count);
+  take_calls(nccl);
+  std::vector<std::vector<char>> memory(count, std::vector<char>(count * 4 * 8));
+  const auto whole = [&](uint64_t rank) { return TransportBuffer{memory[rank].data(), static_cast<int64_t>(4 * count), dtype}; };
+  const auto part = [&](uint64_t rank) { return TransportBuffer{memory[rank].data() + rank * 4 * dtype.bits / 8, 4, dtype}; };
+  group->begin();
+  for (uint64_t rank = 0; rank < count; ++rank) group->reduce_scatter(rank, whole(rank), part(rank), 1, nullptr);
+  group->end();
+  group->begin();
+  for (uint64_t rank = 0; rank < count; ++rank) group->all_gather(rank, part(rank), whole(rank), nullptr);
+  group->end();
+  CHECK(take_calls(nccl) ==
+        in_a_group(for_each_rank(count, {[](uint64_t rank) { return concat("reduce_scatter ", rank, " count 4 in place"); }})) +
+            in_a_group(for_each_rank(count, {[](uint64_t rank) { return concat("all_gather ", rank, " count 4 in place"); }})));
+  CHECK(nccl.broken_rules == Rules{});
+}
+
 TEST_CASE("A group that ends well is finalized and then destroyed, each in one group, and never aborted") {
   const uint64_t count = GENERATE(2, 4, 8);
   NcclDouble& nccl = begin_double();

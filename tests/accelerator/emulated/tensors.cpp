@@ -12,6 +12,8 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/DeviceGuard.h>
@@ -145,6 +147,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("view", &view_of);
   library.impl("_reshape_alias", &at::native::_reshape_alias);
   library.impl("unfold", &at::native::unfold);
+  library.impl("view_as_complex", &at::native::view_as_complex);
+  library.impl("view_as_real", &at::native::view_as_real);
   library.impl("resize_", &resize);
   library.impl("set_.source_Storage", &set_whole_storage);
   library.impl("set_.source_Storage_storage_offset", &set_storage);

@@ -234,6 +234,20 @@ struct Wish {
   uint64_t source = 0;
 };
 
+// As NCCL: buffers that overlap are one buffer, the rank's part in its place.
+void check_in_place(const Wish& wish, uint64_t rank, int64_t element_bytes) {
+  if (wish.kind != Kind::reduce_scatter && wish.kind != Kind::all_gather) return;
+  const bool scatters = wish.kind == Kind::reduce_scatter;
+  const TransportBuffer& whole = scatters ? wish.in : wish.out;
+  const TransportBuffer& part = scatters ? wish.out : wish.in;
+  const int64_t offset_bytes = static_cast<const char*>(part.data) - static_cast<const char*>(whole.data);
+  const bool overlaps = offset_bytes > -part.numel * element_bytes && offset_bytes < whole.numel * element_bytes;
+  const int64_t place_bytes = static_cast<int64_t>(rank) * part.numel * element_bytes;
+  if (overlaps && offset_bytes != place_bytes)
+    throw stratagem::invalid_argument(name_of(wish.kind), ": the part of rank ", rank, " is ", offset_bytes,
+                                      " bytes into its whole; in place it must be ", place_bytes);
+}
+
 stg_error* add(TransportGroup* group, uint64_t rank, const Wish& wish, c10::StreamData3 stream) {
   return in_group(group, [&] {
     note(concat(name_of(wish.kind), " rank ", rank, " numel ", wish.in.numel, " dtype ", int{wish.in.dtype.code}, "/",
@@ -258,6 +272,7 @@ stg_error* add(TransportGroup* group, uint64_t rank, const Wish& wish, c10::Stre
         (wish.kind == Kind::all_gather && wish.out.numel != ranks * wish.in.numel))
       throw stratagem::invalid_argument(name_of(wish.kind), ": ", wish.in.numel, " elements in and ", wish.out.numel, " out for ",
                                         ranks, " ranks");
+    check_in_place(wish, rank, static_cast<int64_t>(c10::elementSize(part.dtype)));
     part.in = read_buffer(wish.in, device, part.dtype, false, part.spans);
     part.out = read_buffer(wish.out, device, part.dtype, true, part.spans);
     if (wish.kind == Kind::broadcast) part.spans.erase(part.spans.begin() + (rank == wish.source ? 1 : 0));

@@ -40,8 +40,10 @@ stg_stream abi_stream(const c10::Stream& stream) {
 
 // ---- what the path does
 
-void train_on(const char* devices) {
-  const auto instance = on_accelerator("data_parallel", devices, sgd);
+const std::string sharded = R"(, "options": {"optimizer_sharding": true, "first_bucket_mib": 0, "bucket_mib": 0})";
+
+void train_on(const char* devices, const std::string& options = "") {
+  const auto instance = on_accelerator("data_parallel", devices, sgd + options);
   instance->setup(model_of<Net>(R"({"norm": true})").get());
   for (int64_t step = 0; step < 3; ++step) {
     instance->accumulate(net_batch(8, step));
@@ -225,6 +227,7 @@ void reduce_gradients_of_a_host() {
 
 const std::vector<std::function<void()>> scenarios{[] { train_on("[0, 1]"); },
                                                    [] { train_on("[0, 1, 0, 1]"); },
+                                                   [] { train_on("[0, 1, 0]", sharded); },
                                                    use_streams_of_the_caller,
                                                    read_parameters_late,
                                                    fail_a_step,

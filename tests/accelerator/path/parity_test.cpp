@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the accelerator path computes is what the CPU path does, on any list of devices, and its streams are in order.
+#include <ATen/ops/linear.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/view_as_real.h>
+
+#include <map>
+
 #include "accelerator/path/rig.hpp"
 #include "support/catch.hpp"
 
@@ -20,6 +26,21 @@ const std::vector<DeviceList> lists{{"[0]", 1},    {"[0, 1]", 2},    {"[2, 0, 1]
 
 // Uneven, and some smaller than the number of devices; or, since a batch norm has no variance of one row, at least 2 rows for each of 4.
 const std::vector<int64_t> uneven{8, 7, 2, 9, 1, 5}, large{8, 11, 9, 12, 10, 13};
+
+// A complex matrix, and an odd number of reals before it in its bucket.
+class ComplexNet : public TensorModel {
+ public:
+  explicit ComplexNet(const nlohmann::json&)
+      : w_(register_parameter("w", at::randn({3, 6}, at::kComplexFloat))), b_(register_parameter("b", at::randn({3}))) {}
+  StepOutput training_step(const Batch& batch, const StepContext&) override {
+    const at::Tensor parts = at::view_as_real(w_), x = batch["x"].tensor();
+    const at::Tensor real = at::linear(x, parts.select(-1, 0)), imaginary = at::linear(x, parts.select(-1, 1));
+    return real.pow(2).add(imaginary.pow(3)).add(b_).sub(batch["y"].tensor()).pow(2).mean();
+  }
+
+ private:
+  at::Tensor w_, b_;
+};
 
 std::vector<double> train(Instance& instance, const stg_model* model, uint64_t clip = STG_CLIP_NONE, double limit = 0,
                           const std::vector<int64_t>& sizes = uneven) {
@@ -75,12 +96,42 @@ TEST_CASE("On an accelerator buffers are the root's, and a parameter without a g
     compare(devices, sgd, R"({"norm": true, "unused": true})", STG_CLIP_NONE, 0, tolerances().float32, large);
 }
 
+TEST_CASE("On an accelerator complex gradients are reduced as pairs of reals") {
+  for (const DeviceList& devices : lists) {
+    begin_test();
+    INFO(devices.text);
+    const std::string more = R"(, "precision": "32-true")";
+    const auto mine = on_accelerator("data_parallel", devices.text, more);
+    const auto reference = on_cpu("data_parallel", devices.count, more);
+    std::vector<std::map<std::string, at::Tensor>> gradients(2);
+    for (const size_t which : {0, 1}) {
+      Instance& instance = which == 0 ? *mine : *reference;
+      instance.setup(model_of<ComplexNet>().get());
+      instance.accumulate(net_batch(5, 0));
+      instance.accumulate(net_batch(8, 1));
+      const Tree tree = on_host(instance, instance.gradients());
+      for (const char* name : {"w", "b"}) gradients[which][name] = view_tensor(*find(tree.root(), name)->as.tensor).clone();
+    }
+    for (const auto& [name, gradient] : gradients[0]) {
+      const at::Tensor& expected = gradients[1][name];
+      CHECK(gradient.scalar_type() == (name == "w" ? at::kComplexFloat : at::kFloat));
+      CHECK(gradient.sub(expected).abs().max().item<float>() < tolerances().float32 * expected.abs().max().item<float>());
+    }
+    CHECK(reports() == "");
+  }
+}
+
 TEST_CASE("On an accelerator 64-true is as near to the CPU as double can be") {
   compare({"[0, 1, 0]", 3}, sgd + R"(, "precision": "64-true")", "{}", STG_CLIP_NORM, 0.3, tolerances().float64);
 }
 
 TEST_CASE("On an accelerator small buckets give the same as large ones") {
   compare({"[0, 1, 2]", 3}, sgd + R"(, "options": {"bucket_mib": 0, "first_bucket_mib": 0})");
+}
+
+TEST_CASE("On an accelerator a sharded optimizer gives what one on the CPU does") {
+  const std::string sharded = R"(, "options": {"optimizer_sharding": true, "bucket_mib": 0.0001, "first_bucket_mib": 0.0001})";
+  for (const DeviceList& devices : lists) compare(devices, R"(, "optimizer": {"name": "adam"})" + sharded, "{}", STG_CLIP_NORM, 0.3);
 }
 
 TEST_CASE("single_device on an accelerator is data_parallel on one device, to the bit") {
