@@ -55,7 +55,7 @@ def check_files(pack):
 
 
 def check_run(pack):
-    found, said = check(pack, "--accelerator", "cpu", status=0)
+    found, said = check(pack, "--accelerator", "cpu", "--limit", "500", status=0)  # others may be at work here
     assert found["status"] == "passed" and found["failures"] == [], said
     assert found["pack"]["torch"] == torch.__version__.split("+")[0]
     assert list(found["parts"]) == ["machine", "tests", "parity", "syncs", "timing"]
@@ -97,7 +97,7 @@ def check_broken(pack):
     found, said = check(pack, "--accelerator", "cpu", "--part", "tests", status=1)
     cases = found["parts"]["tests"]["programs"]["cuda_test"]
     assert cases[0]["status"] == "crashed" and "the last words" in cases[0]["text"], cases
-    assert {case["status"] for case in cases[1:]} == {"not run"} or len(cases) > 1, cases
+    assert {case["status"] for case in cases[1:]} == {"not run"}, cases
     assert found["status"] == "failed" and "tests: cuda_test: one: crashed" in found["failures"] and "one: crashed" in said
     (pack / "lib" / "stratagem" / "data_parallel.so").unlink()
     found, _ = check(pack, "--accelerator", "cpu", "--part", "parity", status=1)

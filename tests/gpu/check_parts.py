@@ -29,6 +29,8 @@ xml, names = open(sys.argv[4], "w"), [re.sub(r"\\(.)", r"\1", name) for name in 
 def put(text): xml.write(text + "\n"); xml.flush()
 if "skip" in names:
     print("skipped, for want of a GPU: none"); sys.exit(77)
+if "another" in names:
+    put("<Catch><TestCase name='unknown'>"); os._exit(139)
 if "refuse" in names:
     print("no such library"); sys.exit(3)
 put("<Catch><Group>")
@@ -91,6 +93,7 @@ class ProgramsTest(Folder):
 
     def test_a_program_that_is_skipped_or_does_not_start_is_told(self):
         self.assertEqual(self.statuses("skip", "two"), {"skip": "skipped", "two": "skipped"})
+        self.assertEqual(self.statuses("another", "two"), {"unknown": "crashed", "another": "not run", "two": "not run"})
         found = self.run_cases("refuse", "two")
         self.assertEqual({case["status"] for case in found.values()}, {"not run"})
         self.assertIn("no such library", found["two"]["text"])

@@ -9,14 +9,14 @@ from . import models, runs
 
 NUM_BATCHES, PASSES = 4, 2
 NUM_ROWS = 13  # no multiple of 2 or 3
-LRS = {"sgd": 0.05, "adamw": 0.01}
+LRS = {"sgd": 0.05, "adamw": 0.01, "sharded adamw": 0.01}
 # How far weights, in the 2-norm, and losses may be: from the CPU's and from PyTorch's. After bfloat16 the CPU's kernels round at other places.
 TOLERANCES = {"64-true": (1e-9, 1e-9), "32-true": (2e-4, 2e-4), "bf16-mixed": (5e-2, 2e-2)}
 NETWORKS = {"mlp": (models.Mlp, (12,)), "cnn": (models.Cnn, (3, 8, 8))}
 
 
 def cases(num_gpus):
-    """(network, strategy, devices, precision, optimizer)"""
+    """(network, strategy, devices, precision, optimizer); an optimizer may be sharded over the GPUs."""
     lists = [[0], [0, 0], [0, 0, 0]]
     if num_gpus > 1:
         lists.append(list(range(num_gpus)))
@@ -28,6 +28,9 @@ def cases(num_gpus):
                 yield network, "data_parallel", devices, precision, "sgd"
         yield "mlp", "single_device", [0], precision, "adamw"
         yield "mlp", "data_parallel", [0, 0, 0], precision, "adamw"
+        for devices in lists[3:]:
+            yield "mlp", "data_parallel", devices, precision, "adamw"
+            yield "mlp", "data_parallel", devices, precision, "sharded adamw"
 
 
 def batches(network, dtype):

@@ -72,10 +72,10 @@ def run_program(program, arguments, variables, folder, ends_at, stalled_s=STALLE
         cases, ended = _run(program, left, variables, folder, ends_at, stalled_s)
         done += cases
         known = {case["name"] for case in cases}
-        left = [argument for argument in left if name_of(argument) not in known]
-        if ended or not cases:
+        before, left = left, [argument for argument in left if name_of(argument) not in known]
+        if ended or len(left) == len(before):
             break
-    status, text = ("skipped", ended) if ended and ended.startswith("skipped") else ("not run", ended or "there was no time left")
+    status, text = ("skipped", ended) if ended and ended.startswith("skipped") else ("not run", ended or "its program came to none of those that were left")
     return done + [{"name": name_of(argument), "status": status, "text": text} for argument in left]
 
 

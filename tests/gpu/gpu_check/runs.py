@@ -8,10 +8,9 @@ import time
 import stratagem
 import torch
 
-OPTIMIZERS = {
-    "sgd": ({"name": "sgd", "momentum": 0.9}, lambda parameters, lr, fused: torch.optim.SGD(parameters, lr=lr, momentum=0.9, fused=fused)),
-    "adamw": ({"name": "adamw", "weight_decay": 0.01}, lambda parameters, lr, fused: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01, fused=fused)),
-}
+SGD = ({"name": "sgd", "momentum": 0.9}, lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9, fused=True))
+ADAMW = ({"name": "adamw", "weight_decay": 0.01}, lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01, fused=True))
+OPTIMIZERS = {"sgd": SGD, "adamw": ADAMW, "sharded adamw": ADAMW}
 
 
 class Ours:
@@ -21,6 +20,8 @@ class Ours:
         folder = pathlib.Path(root, "lib", "stratagem")
         config = {"accelerator": accelerator, "devices": devices if accelerator == "cuda" else len(devices), "precision": precision,
                   "optimizer": OPTIMIZERS[optimizer][0]}
+        if optimizer.startswith("sharded"):
+            config["options"] = {"optimizer_sharding": True}
         if accelerator == "cpu":
             config["threads"] = max(len(devices), torch.get_num_threads())
         self.strategy = stratagem.Strategy(stratagem.Plugin(folder / f"{strategy}.so"), strategy, config, convert=stratagem.Tensor.torch)
@@ -43,7 +44,7 @@ class Eager:
 
     def __init__(self, module, device, precision, optimizer, lr):
         self.module = module.to(device).train()
-        self.optimizer = OPTIMIZERS[optimizer][1](self.module.parameters(), lr, True)
+        self.optimizer = OPTIMIZERS[optimizer][1](self.module.parameters(), lr)
         self.autocast = torch.autocast(torch.device(device).type, torch.bfloat16) if precision == "bf16-mixed" else contextlib.nullcontext()
 
     def step(self, batch):
