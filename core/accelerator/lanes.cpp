@@ -227,6 +227,10 @@ void Lanes::finish() const noexcept {
 void Lanes::await(const Call& call, size_t lane, const char* waiting_for) const {
   c10::Event done(lanes_[lane].device.type());
   done.record(lanes_[lane].compute);
+  await(call, lane, done, waiting_for);
+}
+
+void Lanes::await(const Call& call, size_t lane, const c10::Event& done, const char* waiting_for) const {
   for (auto pause = 1us; !done.query(); pause = std::min<std::chrono::microseconds>(2 * pause, longest_pause)) {
     try {
       if (is_aborted_.load(std::memory_order_acquire)) throw Error{STG_ABORTED, "aborted"};

@@ -106,6 +106,8 @@ class Lanes {
   /// Blocks until the lane's compute stream is done; a deadline, a cancel flag, an abort or an error of the transport ends it, all of which
   /// leave the devices in the midst of something: the instance is draining then. `waiting_for` is told.
   void await(const Call& call, size_t lane, const char* waiting_for) const;
+  /// The same until what was queued on a stream of the lane before the event is done.
+  void await(const Call& call, size_t lane, const c10::Event& done, const char* waiting_for) const;
 
   /// The group over the leaders, owned by this from here on.
   void set_group(TransportGroup* group) { group_ = group; }

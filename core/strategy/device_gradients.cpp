@@ -4,7 +4,11 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
@@ -37,6 +41,8 @@ struct PlainMode {
 DeviceGradients::DeviceGradients(const Replicas& replicas, const Lanes& lanes, const BucketOptions& options)
     : lanes_(lanes),
       reduction_(lanes, options.compress),
+      weights_(lanes, reduction_),
+      weighings_(lanes.size()),
       is_sharded_(options.shards_optimizer && lanes.leaders().size() > 1),
       bucket_of_(replicas.root().parameters.size()),
       views_(lanes.size(), std::vector<at::Tensor>(replicas.root().parameters.size())),
@@ -106,7 +112,7 @@ void DeviceGradients::make_bucket(std::vector<size_t> parameters, at::ScalarType
 void DeviceGradients::begin_backward(Backward backward) {
   backward_ = std::move(backward);
   backward_.weights.resize(lanes_.size());
-  for (size_t r = 0; r < lanes_.size(); ++r) {
+  for (size_t r = 0; r < lanes_.size() && !backward_.weighs_on_device; ++r) {
     if (first_weight_[r] == 0) first_weight_[r] = backward_.weights[r];
   }
   normalisation_ = backward_.normalisation;
@@ -134,9 +140,12 @@ void DeviceGradients::add(size_t r, size_t p, TensorPtr gradient, const stg_stre
                          (bucket_of_[p] != nullptr || adopted_.insert(first_element<>(gradient->view)).second);
   at::Tensor values = to_tensor(std::move(gradient), "gradient");
   if (!has_[r][p] && bucket_of_[p] == nullptr && !may_adopt) {
-    put(r, p, at::empty_strided(layouts_[p].shape, layouts_[p].strides, values.options()).copy_(values), weight_of(r));
+    values = at::empty_strided(layouts_[p].shape, layouts_[p].strides, values.options()).copy_(values);
+  }
+  if (backward_.weighs_on_device) {
+    put_weighed(r, p, std::move(values));
   } else {
-    put(r, p, values, weight_of(r));
+    put(r, p, std::move(values), weight_of(r));
   }
   if (its_own) {
     c10::Event taken(lane.device.type());
@@ -165,6 +174,57 @@ void DeviceGradients::put(size_t r, size_t p, at::Tensor gradient, double alpha)
   if (alpha != 1) sum.mul_(alpha);
 }
 
+// A window's first and only replica needs no look at it: what weighs nothing is forgotten, or no update is made.
+void DeviceGradients::put_weighed(size_t r, size_t p, at::Tensor gradient) {
+  const at::Tensor& is_nothing = weighings_[r].is_nothing;
+  const at::Tensor& against = weighings_[r].against;
+  at::Tensor& sum = views_[r][p];
+  const bool is_first = std::exchange(has_[r][p], char{1}) == 0;
+  if (is_first && bucket_of_[p] == nullptr) {
+    sum = std::move(gradient);
+    if (against.defined()) sum.masked_fill_(is_nothing, 0);
+  } else {
+    at::Tensor& zero = weighings_[r].zeros[gradient.scalar_type()];
+    if (!zero.defined()) zero = at::zeros({}, gradient.options());
+    if (is_first) {
+      at::where_out(sum, is_nothing, zero, gradient);
+    } else {
+      const at::Tensor counted = at::where(is_nothing, zero, gradient);
+      multiply(counted, against);
+      sum.add_(counted);
+    }
+  }
+  if (is_first && against.defined()) multiply(sum, against);
+}
+
+void DeviceGradients::take_weights(size_t r) {
+  if (!backward_.weighs_on_device) return;
+  const at::Tensor& all = weights_.receive(r);
+  const at::Tensor own = all.select(0, static_cast<int64_t>(r));
+  Weighing& mine = weighings_[r];
+  mine.is_nothing = own.eq(0);
+  mine.against = first_weight_[r] == 0 ? at::Tensor() : own.div(first_weight_[r]);
+  if (!normalisation_) return;
+  const at::Tensor total = all.sum().add(normalisation_->divisor);
+  const at::Tensor first = first_weight_[r] == 0 ? own : at::full({}, first_weight_[r], own.options());
+  mine.factor = first.div(total).div(normalisation_->loss_scale);
+  mine.left_out = at::isfinite(all).logical_and(all.ge(0)).all().logical_and(total.gt(0)).logical_not().to(at::kFloat);
+}
+
+void DeviceGradients::settle(const std::vector<double>& weights) {
+  for (size_t r = 0; r < lanes_.size(); ++r) {
+    if (first_weight_[r] != 0) continue;
+    first_weight_[r] = weights[r];
+    if (weights[r] == 0) std::fill(has_[r].begin(), has_[r].end(), char{0});
+  }
+  forget_weighings();
+}
+
+void DeviceGradients::forget_weighings() {
+  backward_.weighs_on_device = false;
+  for (Weighing& one : weighings_) one.is_nothing = one.against = one.factor = one.left_out = at::Tensor();
+}
+
 void DeviceGradients::end_backward(size_t r) {
   if (!normalisation_) return;
   const Lanes::Scope scope(lanes_, r);
@@ -181,7 +241,8 @@ void DeviceGradients::end_backward(size_t r) {
 // The bucket has all that the replica gives to it.
 void DeviceGradients::fill(Bucket& bucket, size_t r) {
   bucket.mark_full(lanes_, r);
-  bucket.factors[r] = factor(r);
+  bucket.factors[r] = backward_.weighs_on_device ? 1 : factor(r);
+  bucket.device_factors[r] = weighings_[r].factor;
   if (bucket.num_full.fetch_add(1, std::memory_order_acq_rel) + 1 != lanes_.size()) return;
   bucket.is_launched = true;
   reduction_.launch(bucket);
@@ -206,13 +267,18 @@ void DeviceGradients::receive(size_t r) const {
     if (bucket->is_launched) reduction_.receive(*bucket, r);
   }
   if (!buckets_.empty() || r != 0) return;
-  const double by = factor(0);
-  if (by == 1) return;
+  const Weighing& weighing = weighings_[0];
+  const double by = backward_.weighs_on_device ? 1 / normalisation_->loss_scale : factor(0);
+  if (by == 1 && !weighing.against.defined()) return;
   std::vector<at::Tensor> present;
   for (size_t p = 0; p < layouts_.size(); ++p) {
     if (has_[0][p]) present.push_back(views_[0][p]);
   }
-  if (!present.empty()) at::_foreach_mul_(present, by);
+  if (weighing.against.defined()) {
+    for (const at::Tensor& gradient : present) multiply(gradient, weighing.factor);
+  } else if (!present.empty()) {
+    at::_foreach_mul_(present, by);
+  }
 }
 
 void DeviceGradients::gather() {
@@ -247,6 +313,7 @@ void DeviceGradients::clear() {
   adopted_.clear();
   normalisation_.reset();
   is_gathered_ = false;
+  forget_weighings();
   Gradients::clear();
 }
 

@@ -8,6 +8,9 @@
 //   in a bucket   sum over micro-batches of (weight / weight of the first) x gradient
 //   factor        weight of the first / divisor / loss scale: applied as the bucket is reduced
 //
+// Where a step says what its shares weigh by tensors on their devices, the factors are made there, and the host knows them later: in that
+// one backward, gradients that weigh nothing are left out as they come.
+//
 // All replicas' part of one bucket is launched by the thread that fills it last, so the order is the same everywhere.
 //
 // Complex gradients lie there as pairs of reals.
@@ -18,6 +21,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <optional>
 #include <unordered_set>
@@ -25,6 +29,7 @@
 
 #include "accelerator/lanes.hpp"
 #include "strategy/device_reduction.hpp"
+#include "strategy/device_weights.hpp"
 #include "strategy/gradients.hpp"
 #include "strategy/options.hpp"
 #include "strategy/replicas.hpp"
@@ -44,13 +49,21 @@ class DeviceGradients final : public Gradients {
     std::vector<double> weights;                 ///< of the gradients, by share; replicas beyond have none
     std::optional<Normalisation> normalisation;  ///< given: the window's last, reduced as it goes
     bool detects_anomalies = false;
+    bool weighs_on_device = false;  ///< weights() has sent them; those above say only who has a backward
   };
   /// Serial: before the backward of a micro-batch.
   void begin_backward(Backward backward);
+  /// By each worker, in its lane, before its backward.
+  void take_weights(size_t replica);
   /// On whatever thread the model reports it; one at a time of a replica.
   void add(size_t replica, size_t parameter, TensorPtr gradient, const stg_stream* stream);
   /// By each worker, whether or not it had a share.
   void end_backward(size_t replica);
+  DeviceWeights& weights() { return weights_; }
+  /// Serial: the host knows now what the shares of a backward weighed that did so on their devices.
+  void settle(const std::vector<double>& weights);
+  /// After take_weights, by a leader: a float, 1 where there is to be no update for what the shares weigh; undefined: there is.
+  const at::Tensor& left_out(size_t leader) const { return weighings_[leader].left_out; }
   /// Serial: reduces what the window has, where its last backward didn't.
   void reduce(const Normalisation& normalisation);
 
@@ -85,11 +98,24 @@ class DeviceGradients final : public Gradients {
   void make_bucket(std::vector<size_t> parameters, at::ScalarType dtype);
   double weight_of(size_t replica) const;
   void put(size_t replica, size_t parameter, at::Tensor gradient, double alpha);
+  void put_weighed(size_t replica, size_t parameter, at::Tensor gradient);
+  void forget_weighings();
   void fill(Bucket& bucket, size_t replica);
   double factor(size_t replica) const;
 
+  // A replica's share of the backward that is under way, on its device.
+  struct Weighing {
+    at::Tensor is_nothing;  // it weighs nothing
+    at::Tensor against;     // its weight against the window's first; undefined: it is the first
+    at::Tensor factor;      // of the reduction
+    at::Tensor left_out;
+    std::map<at::ScalarType, at::Tensor> zeros;
+  };
+
   const Lanes& lanes_;
   DeviceReduction reduction_;
+  DeviceWeights weights_;
+  std::vector<Weighing> weighings_;  // by replica
   const bool is_sharded_;
   bool is_gathered_ = false;
   std::vector<FlatLayout> layouts_;  // by parameter

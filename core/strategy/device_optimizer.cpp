@@ -2,6 +2,7 @@
 #include "strategy/device_optimizer.hpp"
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -21,11 +22,17 @@ std::vector<at::Tensor> DeviceOptimizer::gradients_of(const std::vector<const Pi
   return gradients;
 }
 
-bool DeviceOptimizer::is_left_out(const at::Tensor& overflow) const {
-  return overflow.defined() && name() == "rmsprop" && overflow.item<float>() != 0;
+at::Tensor DeviceOptimizer::left_out(size_t leader, const at::Tensor& overflow) const {
+  const at::Tensor& weightless = gradients_.left_out(leader);
+  if (!overflow.defined() || !weightless.defined()) return overflow.defined() ? overflow : weightless;
+  return at::maximum(overflow, weightless);
 }
 
-void DeviceOptimizer::run_all(const std::vector<const Piece*>& pieces, double lr, const at::Tensor& overflow,
+bool DeviceOptimizer::host_leaves_out(const at::Tensor& left_out) const {
+  return left_out.defined() && name() == "rmsprop" && left_out.item<float>() != 0;
+}
+
+void DeviceOptimizer::run_all(const std::vector<const Piece*>& pieces, double lr, const at::Tensor& left_out,
                               Counts& counts) const {
   std::map<std::pair<at::ScalarType, bool>, Lists> lists;  // by type, and whether it is the first gradient
   for (const Piece* piece : pieces) {
@@ -40,7 +47,7 @@ void DeviceOptimizer::run_all(const std::vector<const Piece*>& pieces, double lr
     }
     lists[{piece->values.scalar_type(), !is_begun(p)}].add(piece->values, piece->gradient, piece->state, count);
   }
-  for (auto& [kind, list] : lists) run(list, kind.second, lr, overflow);
+  for (auto& [kind, list] : lists) run(list, kind.second, lr, left_out);
 }
 
 // ---- replicated
@@ -103,7 +110,8 @@ DeviceOptimizer::Found ReplicatedOptimizer::update(size_t leader, const Wish& wi
     clip_by_value(gradients, wish.args.clip_limit);
   }
   Counts counts;
-  if (!is_left_out(found.overflow)) run_all(pieces, wish.args.lr, found.overflow, counts);
+  const at::Tensor leaves_out = left_out(leader, found.overflow);
+  if (!host_leaves_out(leaves_out)) run_all(pieces, wish.args.lr, leaves_out, counts);
   return found;
 }
 

@@ -54,9 +54,11 @@ class DeviceOptimizer : public Optimizer {
   };
   using Counts = std::map<int64_t, at::Tensor>;  // updates with this one, as kernels take them: many parameters have one
   static std::vector<at::Tensor> gradients_of(const std::vector<const Piece*>& pieces);
-  void run_all(const std::vector<const Piece*>& pieces, double lr, const at::Tensor& overflow, Counts& counts) const;
+  void run_all(const std::vector<const Piece*>& pieces, double lr, const at::Tensor& left_out, Counts& counts) const;
+  /// A float, 1 where the update is left out; undefined: it isn't.
+  at::Tensor left_out(size_t leader, const at::Tensor& overflow) const;
   /// RMSprop has no kernel that could leave an update out, so the host asks.
-  bool is_left_out(const at::Tensor& overflow) const;
+  bool host_leaves_out(const at::Tensor& left_out) const;
 
   const Lanes& lanes_;
   const DeviceGradients& gradients_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "strategy/device_reduction.hpp"
 
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -24,8 +25,17 @@ TransportBuffer buffer_of(const at::Tensor& tensor) {
 
 }  // namespace
 
+void multiply(const at::Tensor& values, const at::Tensor& factor) {
+  const at::ScalarType dtype = values.scalar_type();
+  if (dtype == at::kHalf || dtype == at::kBFloat16) {
+    at::_foreach_mul_({values}, factor.to(at::kFloat));  // the one kernel that doesn't round the factor to their type
+  } else {
+    values.mul_(factor);
+  }
+}
+
 DeviceBucket::DeviceBucket(const Lanes& lanes, at::ScalarType type, int64_t numel, bool sharded)
-    : dtype(type), is_sharded(sharded), factors(lanes.size()) {
+    : dtype(type), is_sharded(sharded), factors(lanes.size()), device_factors(lanes.size()) {
   for (size_t i = 0; i < lanes.size(); ++i) {
     const Lanes::Scope scope(lanes, i);
     flat.push_back(at::empty({numel}, at::TensorOptions().dtype(type).device(lanes[i].device)));
@@ -75,7 +85,9 @@ void DeviceReduction::add_on_device(DeviceBucket& bucket, size_t leader) const {
   at::Tensor& sum = bucket.flat[leader];
   order::wait("bucket full before its reduction", comm, bucket.full[leader]);
   if (lanes_.group() != nullptr && is_alone(leader)) return;
-  if (bucket.factors[leader] == 0) {
+  if (bucket.device_factors[leader].defined()) {
+    multiply(sum, bucket.device_factors[leader]);
+  } else if (bucket.factors[leader] == 0) {
     sum.zero_();
   } else if (bucket.factors[leader] != 1) {
     sum.mul_(bucket.factors[leader]);
@@ -83,7 +95,12 @@ void DeviceReduction::add_on_device(DeviceBucket& bucket, size_t leader) const {
   for (size_t i = leader + 1; i < lanes_.size(); ++i) {
     if (lanes_[i].leader != leader) continue;
     order::wait("bucket of a device's other replica full before it is added", comm, bucket.full[i]);
-    if (bucket.factors[i] != 0) sum.add_(bucket.flat[i], bucket.factors[i]);
+    if (bucket.device_factors[i].defined()) {
+      multiply(bucket.flat[i], bucket.device_factors[i]);
+      sum.add_(bucket.flat[i]);
+    } else if (bucket.factors[i] != 0) {
+      sum.add_(bucket.flat[i], bucket.factors[i]);
+    }
   }
 }
 
@@ -98,7 +115,9 @@ void DeviceReduction::sum_over_devices(DeviceBucket& bucket) const {
     const size_t leader = leaders[rank];
     const c10::StreamGuard guard(lanes_[leader].comm);
     at::Tensor flat = bucket.flat[leader];
-    if (is_alone(leader)) {
+    if (is_alone(leader) && bucket.device_factors[leader].defined()) {
+      multiply(flat, bucket.device_factors[leader]);
+    } else if (is_alone(leader)) {
       factors[rank] = bucket.factors[leader];
       if (factors[rank] == 0) flat.zero_();  // so that what isn't finite there isn't read
       if (!takes_factor && factors[rank] != 0) flat.mul_(factors[rank]);

@@ -14,6 +14,9 @@
 
 namespace stratagem {
 
+/// values *= factor, a 0-dim tensor on their device that may have more digits.
+void multiply(const at::Tensor& values, const at::Tensor& factor);
+
 /// What is reduced at once. Events are recorded anew each time.
 struct DeviceBucket {
   /// A sharded one's `numel` is a multiple of the number of devices; its memory begins as zeros.
@@ -23,11 +26,12 @@ struct DeviceBucket {
 
   at::ScalarType dtype;
   bool is_sharded;
-  std::vector<at::Tensor> flat;      ///< by lane, on its device
-  std::vector<double> factors;       ///< by lane: what its memory counts in the sum; 0: it isn't read
-  std::vector<c10::Event> full;      ///< by lane
-  std::vector<c10::Event> reduced;   ///< by lane, of leaders: they have the sum, and have read the others of their device
-  std::vector<c10::Event> gathered;  ///< by lane, of leaders: they have the parts of all
+  std::vector<at::Tensor> flat;            ///< by lane, on its device
+  std::vector<double> factors;             ///< by lane: what its memory counts in the sum; 0: it isn't read
+  std::vector<at::Tensor> device_factors;  ///< by lane: the same, 0-dim on its device, instead; undefined: there is none
+  std::vector<c10::Event> full;            ///< by lane
+  std::vector<c10::Event> reduced;         ///< by lane, of leaders: they have the sum, and have read the others of their device
+  std::vector<c10::Event> gathered;        ///< by lane, of leaders: they have the parts of all
 };
 
 class DeviceReduction {

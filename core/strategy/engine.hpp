@@ -93,6 +93,9 @@ class Engine : public Strategy {
   double resolve_weight(Step& step, size_t worker, const ModelStep& model_step) const;
 
   // On an accelerator (engine_device.cpp).
+  void send_device_weights(Step& step);
+  void settle_device_weights(const Call& call, Step& step, Update* update);
+  TensorPtr combine_device_losses(const std::vector<const stg_value*>& losses) const;
   void begin_device_backward(const Step& step, bool is_last);
   void backward_on_device(Step& step, size_t worker);
   void add_device_reduction_phase(Phases& phases);

@@ -12,6 +12,7 @@
 #include "strategy/device_clipping.hpp"
 #include "strategy/elements.hpp"
 #include "strategy/engine_step.hpp"
+#include "torch/bridge.hpp"
 
 namespace stratagem {
 
@@ -40,10 +41,54 @@ Tree Engine::place(Step& step, size_t worker) {
   return lanes.receive(worker, lanes.send(worker, std::move(share)));
 }
 
+// ---- weights that the host doesn't know yet
+
+void Engine::send_device_weights(Step& step) {
+  std::vector<DeviceWeights::Weight> weights;
+  for (size_t i = 0; i < step.num_shares; ++i) {
+    if (step.device_weights[i].defined()) {
+      weights.emplace_back(step.device_weights[i]);
+    } else {
+      weights.emplace_back(step.scales[i]);
+    }
+  }
+  training_->device_gradients().weights().send(weights);
+}
+
+// When all of the step is queued; where they are of no use, its update has been left out.
+void Engine::settle_device_weights(const Call& call, Step& step, Update* update) {
+  const Lanes::Scope scope(device_->lanes, 0);
+  const std::vector<double> weights = training_->device_gradients().weights().read(call);
+  step.divisor = 0;
+  window_.total_weight = step.total_weight_before;
+  for (size_t i = 0; i < step.num_shares; ++i) {
+    training_->replicas[i].guarded("forward", [&] { check_denominator(weights[i]); });
+    step.weights[i] = step.scales[i] = weights[i];
+    step.divisor += weights[i];
+    window_.total_weight += weights[i];
+  }
+  window_.divisor = step.divisor_before + step.divisor;
+  if (update == nullptr) return training_->device_gradients().settle(weights);
+  update->result.total_weight = window_.total_weight;
+  update->is_skipped = window_.divisor == 0;
+  if (update->is_skipped) update->result.outcome = STG_UPDATE_SKIPPED_NO_WEIGHT;
+}
+
+// On the root, which has taken the weights.
+TensorPtr Engine::combine_device_losses(const std::vector<const stg_value*>& losses) const {
+  std::vector<at::Tensor> numbers;
+  for (const stg_value* loss : losses) numbers.push_back(view_tensor(*loss->as.tensor));
+  return to_dlpack(weighted_mean(numbers, training_->device_gradients().weights().receive(0)));
+}
+
+// ---- the parts
+
 void Engine::begin_device_backward(const Step& step, bool is_last) {
   DeviceGradients::Backward backward;
   backward.weights = step.scales;
-  if (is_last && window_.divisor != 0) backward.normalisation = {window_.divisor, training_->loss_scale()};
+  backward.weighs_on_device = step.weighs_on_device;
+  const double divisor = step.weighs_on_device ? step.divisor_before : window_.divisor;
+  if (is_last && window_.divisor != 0) backward.normalisation = {divisor, training_->loss_scale()};
   backward.detects_anomalies = step.detects_anomalies && !training_->scaler;
   training_->device_gradients().begin_backward(std::move(backward));
 }
@@ -51,6 +96,7 @@ void Engine::begin_device_backward(const Step& step, bool is_last) {
 void Engine::backward_on_device(Step& step, size_t worker) {
   DeviceGradients& gradients = training_->device_gradients();
   ReplicaSlot& slot = training_->replicas[worker];
+  gradients.take_weights(worker);
   if (worker < step.num_shares && step.scales[worker] != 0) {
     const PartScope scope(host_, "backward", worker);
     slot.guarded("backward", [&] {

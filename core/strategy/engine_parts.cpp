@@ -4,12 +4,14 @@
 // its replica or its range; the others are serial.
 #include <c10/util/ScopeExit.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/dlpack.hpp"
 #include "strategy/elements.hpp"
 #include "strategy/engine_step.hpp"
 #include "strategy/gather.hpp"
+#include "torch/bridge.hpp"
 
 namespace stratagem {
 
@@ -87,6 +89,7 @@ Engine::StepPtr Engine::begin_step(const Call& call, StepArgs args, uint32_t sta
   step->weights.resize(step->num_shares);
   step->scales.resize(step->num_shares);
   step->has_denominator.resize(step->num_shares);
+  step->device_weights.resize(step->num_shares);
   step->weighs_gradients.resize(step->num_shares);
   step->context = sized<stg_step_context>();
   step->context.num_replicas = static_cast<int32_t>(options_.devices.size());
@@ -123,6 +126,11 @@ void Engine::forward(Step& step, size_t worker) {
   });
 }
 
+void check_denominator(double weight) {
+  if (std::isfinite(weight) && weight >= 0) return;
+  throw invalid_argument("the denominator is ", weight, "; it must be finite and at least 0");
+}
+
 double Engine::resolve_weight(Step& step, size_t worker, const ModelStep& model_step) const {
   const stg_value& denominator = model_step.denominator;
   double weight = step.shares.num_rows[worker];
@@ -148,6 +156,11 @@ double Engine::resolve_weight(Step& step, size_t worker, const ModelStep& model_
       if (numel(denominator.as.tensor->view) != 1) {
         throw invalid_argument("the denominator has the shape ", shape_text(denominator.as.tensor->view), "; it must be 0-dim");
       }
+      if (step.reads_late && !is_in_host_memory(denominator.as.tensor->view.device)) {
+        step.device_weights[worker] = view_tensor(*denominator.as.tensor);
+        step.scales[worker] = 1;  // it has a backward
+        return std::nan("");
+      }
       weight = is_in_host_memory(denominator.as.tensor->view.device)
                    ? read_element(denominator.as.tensor->view, 0)
                    : read_element(copy_to_host(denominator.as.tensor->view)->view, 0);
@@ -156,8 +169,7 @@ double Engine::resolve_weight(Step& step, size_t worker, const ModelStep& model_
       throw invalid_argument("the denominator is a ", type_name(denominator.type),
                              "; it must be none, a number or a 0-dim tensor");
   }
-  if (!std::isfinite(weight) || weight < 0)
-    throw invalid_argument("the denominator is ", weight, "; it must be finite and at least 0");
+  check_denominator(weight);
   const bool is_sum = training_->replicas.root().description.loss_kind == STG_LOSS_SUM && denominator.type == STG_NONE;
   step.scales[worker] = options_.lightning ? 1.0 / static_cast<double>(step.num_shares) : is_sum ? 1 : weight;
   return weight;
@@ -175,6 +187,13 @@ void Engine::weigh(Step& step) {
             "; with a loss that is a sum all shares must do alike");
       }
     }
+  }
+  step.weighs_on_device = std::any_of(step.device_weights.begin(), step.device_weights.end(),
+                                      [](const at::Tensor& weight) { return weight.defined(); });
+  if (step.weighs_on_device) {
+    send_device_weights(step);
+    step.divisor = std::nan("");  // known later
+    return;
   }
   step.divisor = 0;
   for (const double scale : step.scales) step.divisor += scale;
@@ -197,7 +216,7 @@ void Engine::gather(Step& step) {
   if (step.context.stage == STG_STAGE_FIT) {
     std::vector<const stg_value*> losses;
     for (const Tree& tree : outputs) losses.push_back(&find_loss(tree.root()));
-    loss = combine_losses(losses, step.scales, step.divisor);
+    loss = step.weighs_on_device ? combine_device_losses(losses) : combine_losses(losses, step.scales, step.divisor);
   }
   step.outputs = gather_outputs(outputs, {options_.lightning});
   if (loss) step.outputs = with_loss(std::move(step.outputs), std::move(loss));
@@ -220,6 +239,8 @@ void Engine::add_to_window(Step& step) {
   }
   window_.is_sum = step.is_sum;
   window_.num_micro_batches += 1;
+  step.divisor_before = window_.divisor;
+  step.total_weight_before = window_.total_weight;
   window_.divisor = step.is_sum ? 1 : window_.divisor + step.divisor;
   for (const double weight : step.weights) window_.total_weight += weight;
   num_micro_batches_.store(window_.num_micro_batches);

@@ -20,8 +20,13 @@ struct Engine::Step {
   std::vector<double> weights;  // rows or denominator: what the loop weighs metrics with
   std::vector<double> scales;   // of the share's gradient in the sum
   std::vector<char> has_denominator;
-  std::vector<char> weighs_gradients;  // with the scale, since the loss hasn't the range or the digits for it
+  std::vector<at::Tensor> device_weights;  // on an accelerator, what the host hasn't read yet
+  std::vector<char> weighs_gradients;      // with the scale, since the loss hasn't the range or the digits for it
   // Serial.
+  bool reads_late = false;        // denominators on devices are read when all is queued
+  bool weighs_on_device = false;  // there are such ones
+  double divisor_before = 0;      // of the window
+  double total_weight_before = 0;
   bool is_sum = false;
   double divisor = 0;  // of the scaled losses and gradients
   Tree outputs;
@@ -29,6 +34,8 @@ struct Engine::Step {
 
   StepResult result() { return {std::move(outputs), weights}; }
 };
+
+void check_denominator(double weight);
 
 // What surrounds a part on a replica's thread: the host's trace, and LibTorch's warnings in the host's log. In parts that a deadline
 // doesn't end (reduce, update) only the calling thread has one with a host: nobody could be rescued from a callback that waits there.

@@ -270,6 +270,7 @@ StepResult Engine::train_batch(const Call& call, StepArgs args, UpdateResult& up
   StepPtr step;
   run_or_clean_up(call, [&] {
     step = begin_step(call, std::move(args), STG_STAGE_FIT, STG_STEP_GRADIENT);
+    step->reads_late = device_ != nullptr && !options_.lightning;
     Phases phases;
     const auto begin_update = [this, update] {
       if (!update) return;
@@ -310,6 +311,7 @@ StepResult Engine::train_batch(const Call& call, StepArgs args, UpdateResult& up
     add_buffer_phase(phases);
     if (is_last) add_reduction_phases(phases, update);
     run(call, std::move(phases));
+    if (step->weighs_on_device) settle_device_weights(call, *step, update.get());
     if (device_ && is_last && !update->is_skipped) finish_device_update(call, *update);
   });
   training_->replicas.forget_saved();

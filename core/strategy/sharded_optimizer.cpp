@@ -126,7 +126,8 @@ DeviceOptimizer::Found ShardedOptimizer::update(size_t leader, const Wish& wish)
   if (wish.measures()) reduction_.receive(totals_, leader);
   if (wish.args.clip == STG_CLIP_NORM) found.norm = totals_.flat[leader][square_of_norm].sqrt();
   if (wish.looks_for_overflow) found.overflow = totals_.flat[leader][num_overflows].gt(0).to(at::kFloat);  // kernels want a 1
-  const bool runs = !is_left_out(found.overflow);
+  const at::Tensor leaves_out = left_out(leader, found.overflow);
+  const bool runs = !host_leaves_out(leaves_out);
   Counts counts;
   const Device& device = device_of(leader);
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -135,7 +136,7 @@ DeviceOptimizer::Found ShardedOptimizer::update(size_t leader, const Wish& wish)
     const std::vector<at::Tensor> gradients = gradients_of(pieces);
     if (wish.args.clip == STG_CLIP_NORM) clip_by_norm(gradients, found.norm, wish.args.clip_limit);
     if (wish.args.clip == STG_CLIP_VALUE) clip_by_value(gradients, wish.args.clip_limit);
-    if (runs) run_all(pieces, wish.args.lr, found.overflow, counts);
+    if (runs) run_all(pieces, wish.args.lr, leaves_out, counts);
     std::vector<at::Tensor> values;
     for (const Piece* piece : pieces) values.push_back(piece->values);
     if (!pieces.empty()) at::_foreach_copy_(gradients, values);
