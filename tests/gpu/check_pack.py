@@ -63,7 +63,8 @@ def check_run(pack):
     listed = [case for program in json.loads((pack / "pack.json").read_text())["programs"] for case in program["tests"]]
     assert tests["counts"] == {"passed": len(listed)} and len(listed) > 15, tests
     names = {name: [result["name"] for result in part["results"]] for name, part in found["parts"].items() if name != "tests"}
-    for devices in ("single_device on [0],", "data_parallel on [0],", "data_parallel on [0, 0],", "data_parallel on [0, 0, 0],"):
+    for devices in ("single_device on [0],", "data_parallel on [0],", "data_parallel on [0, 0],", "data_parallel on [0, 0, 0],", "data_parallel on [0, 1],",
+                    "data_parallel on [0, 1, 0],"):
         for precision in ("64-true", "32-true", "bf16-mixed"):
             assert any(devices in name and precision in name for name in names["parity"]), (devices, precision)
     for result in found["parts"]["parity"]["results"]:

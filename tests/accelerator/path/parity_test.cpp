@@ -131,7 +131,8 @@ TEST_CASE("On an accelerator small buckets give the same as large ones") {
 
 TEST_CASE("On an accelerator a sharded optimizer gives what one on the CPU does") {
   const std::string sharded = R"(, "options": {"optimizer_sharding": true, "bucket_mib": 0.0001, "first_bucket_mib": 0.0001})";
-  for (const DeviceList& devices : lists) compare(devices, R"(, "optimizer": {"name": "adam"})" + sharded, "{}", STG_CLIP_NORM, 0.3);
+  for (const DeviceList& devices : lists)
+    compare(devices, R"(, "optimizer": {"name": "adam"})" + sharded, "{}", STG_CLIP_NORM, 0.3);
 }
 
 TEST_CASE("single_device on an accelerator is data_parallel on one device, to the bit") {

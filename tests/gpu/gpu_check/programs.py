@@ -9,7 +9,7 @@ import subprocess
 import time
 import xml.etree.ElementTree as ElementTree
 
-STALLED_S = 45  # so long without a case that ends
+STALLED_S = 60  # so long without a case that ends
 MAX_TEXT = 1500
 
 

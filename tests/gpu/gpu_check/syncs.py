@@ -96,7 +96,7 @@ def look_at_network(name, settings, report):
     host = network.batch(0)
     batch = runs.on(device, host)
     if accelerator == "cuda":
-        host = {key: tensor.pin_memory() for key, tensor in host.items()}
+        host = {key: tensor.pin_memory() for key, tensor in host.items()}  # where DLPack says so; else they are staged
     eager = runs.Eager(models.made(network.make), device, network.precision, network.optimizer, network.lr)
     runs.attempt(f"{name}: PyTorch, with its loss read at each step", report,
                  lambda: look(lambda: eager.step(batch).item(), accelerator, folder, expects_waits=True))
@@ -110,6 +110,6 @@ def look_at_network(name, settings, report):
             ours.close()
 
     for strategy, devices in (("single_device", [0]), ("data_parallel", [0]), ("data_parallel", [0, 0])):
-        for place, given in (("on the GPU", batch), ("in pinned memory", host)):
+        for place, given in (("on the GPU", batch), ("in host memory", host)):
             runs.attempt(f"{name}: {strategy} on {devices}, batches {place}", report, lambda: look_at(strategy, devices, given))
     return {"ok": True}
