@@ -78,6 +78,36 @@ TEST_CASE("A step on an accelerator is queued without waiting for a device, with
   CHECK(reports() == "");
 }
 
+TEST_CASE("A batch in pinned memory is copied out of it, whether its tensors say that they are pinned or not") {
+  for (const uint32_t kind : {STG_DEVICE_CUDA_HOST, STG_DEVICE_CPU}) {
+    begin_test();
+    const auto instance = on_accelerator("data_parallel", "[0, 1]", sgd);
+    instance->setup(model_of<Net>().get());
+    instance->train(net_batch(8, 0), 0.05);
+    std::vector<at::Tensor> sources;
+    Tree batch = net_batch(8, 1);
+    for_each_leaf(batch.root(), [&](const KeyPath&, stg_value& leaf) {
+      const TensorPtr before{std::exchange(leaf.as.tensor, nullptr)};
+      sources.push_back(view_tensor(*before).pin_memory());
+      leaf.as.tensor = to_dlpack(sources.back()).release();
+      leaf.as.tensor->view.device.kind = kind;
+    });
+    emulated::drain();
+    {
+      const emulated::Gate first(default_stream(0)),
+          second(default_stream(1));  // the copies come after what the caller has queued
+      instance->train(std::move(batch), 0.05);
+      for (const at::Tensor& source : sources) CHECK(source.storage().use_count() > 1);
+    }
+    for (int64_t step = 2; step < 5; ++step) {
+      emulated::drain();
+      instance->train(net_batch(8, step), 0.05);
+    }
+    for (const at::Tensor& source : sources) CHECK(source.storage().use_count() == 1);
+    CHECK(reports() == "");
+  }
+}
+
 TEST_CASE("Gradients are reduced while the rest of backward runs, each bucket once for all devices") {
   begin_test();
   const auto instance = on_accelerator("data_parallel", "[0, 1]", sgd + small_buckets);
