@@ -170,7 +170,8 @@ Arrival Lanes::send(size_t index, Tree share) {
   for_each_leaf(share.root(), [&](const KeyPath&, stg_value& leaf) {
     if (leaf.type != STG_TENSOR || !is_in_host_memory(leaf.as.tensor->view.device)) return;
     at::Tensor from = view_tensor(*leaf.as.tensor);
-    const bool is_pinned = leaf.as.tensor->view.device.kind == STG_DEVICE_CUDA_HOST;
+    // Not every exporter says so: PyTorch's pinned tensors may come as the CPU's.
+    const bool is_pinned = leaf.as.tensor->view.device.kind == STG_DEVICE_CUDA_HOST || from.is_pinned();
     if (!is_pinned) {
       at::Tensor staged = at::empty_like(from, from.options().pinned_memory(true));
       staged.copy_(from);

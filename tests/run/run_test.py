@@ -142,6 +142,26 @@ class RunTest(unittest.TestCase):
         self.assertEqual(calls, [["cmake", "--install", "here", "--prefix", str(self.folder / "there")]])
         self.assertIn("usage", self.refusal("install"))
 
+    def test_a_pack_is_of_the_libtorch_of_gpu_machines_and_a_check_of_this_build_ends_with_its_status(self):
+        calls, variants = [], []
+        built = unittest.mock.Mock(folder=self.folder / "build", venv=self.folder / "venv")
+        self.replace("Build", lambda args, targets: variants.append((args.torch, targets)) or built)
+        self.replace("call", lambda *command, **_: calls.append([str(word) for word in command[1:]]))
+        run = unittest.mock.Mock(return_value=types.SimpleNamespace(returncode=3))
+        self.replace("subprocess", types.SimpleNamespace(run=run))
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            for arguments in (["--pack", str(self.folder / "there")], ["--pack", str(self.folder / "there"), "--torch", "2.15.0"]):
+                with unittest.mock.patch.object(sys, "argv", ["run", "gpu-check", *arguments]):
+                    self.run_script.main()
+            with unittest.mock.patch.object(sys, "argv", ["run", "gpu-check", "--", "--part", "tests"]), self.assertRaises(SystemExit) as end:
+                self.run_script.main()
+        self.assertEqual(end.exception.code, 3)
+        self.assertEqual(variants, [(version, ["pack_files"]) for version in ("2.11.0", "2.15.0", self.run_script.DEFAULT_TORCH)])
+        pack = str(self.run_script.ROOT / "tests" / "gpu" / "pack.py")
+        self.assertEqual(calls, 2 * [[pack, str(built.folder), str(self.folder / "there")]] + [[pack, str(built.folder), str(built.folder / "gpu-check")]])
+        self.assertEqual(run.call_args[0][0], [str(self.folder / "venv/bin/python"), str(built.folder / "gpu-check" / "gpu-check"), "--part", "tests"])
+        self.assertIn("torch 2.11: python3 there/gpu-check", said.getvalue())
+
     def test_a_part_that_runs_over_its_time_is_ended_with_all_it_started(self):
         self.replace("PART_LIMIT_S", 1)
         pid_file = self.folder / "pid"

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "spec/instance.hpp"
 
-#include <map>
+#include "support/beside.hpp"
 
 namespace stratagem::test {
 
 namespace {
 
 const stg_strategy_api& api_of(const std::string& strategy) {
-  static const std::map<std::string, std::string> paths{{"single_device", SINGLE_DEVICE_PLUGIN},
-                                                        {"data_parallel", DATA_PARALLEL_PLUGIN}};
-  return strategy_api(load_plugin(paths.at(strategy)), strategy);
+  return strategy_api(load_plugin(beside(strategy + ".so")), strategy);
 }
 
 std::string tensor_bytes(const stg_value& value) {

@@ -35,6 +35,8 @@ version() = String(@library stg_version)
 list_plugins(config_path::String = "") = GC.@preserve config_path json_of(out -> @library stg_list_plugins borrow(config_path) out)
 inspect_plugin(path::String) = GC.@preserve path json_of(out -> @library stg_inspect_plugin borrow(path) out)
 describe_plugin(path::String) = GC.@preserve path json_of(out -> @library stg_describe_plugin borrow(path) out)
+"What a run needs on this machine, what is wrong, and what to do: docs/doctor.md. With a config: its needs, too."
+doctor(config_path::String = "") = GC.@preserve config_path json_of(out -> @library stg_doctor borrow(config_path) out)
 config_schema() = json_of(out -> @library stg_config_schema out)
 options_schema(name::String; is_model::Bool = false) =
     GC.@preserve name json_of(out -> @library stg_options_schema borrow(name) is_model out)

@@ -33,6 +33,8 @@ end
     listed = S.list_plugins()
     path = joinpath(ENV["STRATAGEM_TEST_PLUGINS"], "data_parallel.so")
     @test !isempty(listed["plugins"])
+    @test "plugin-folders" in [check["id"] for check in S.doctor()["checks"]]
+    @test fails(() -> S.doctor("/nowhere.json"), S.STG_NOT_FOUND, "/nowhere.json")
     @test S.inspect_plugin(path)["name"] == "data_parallel"
     @test S.describe_plugin(path)["strategies"][1]["name"] == "data_parallel"
     @test haskey(S.options_schema("fashion_cnn"; is_model = true)["properties"], "channels")

@@ -8,7 +8,7 @@ from ._steps import GradientSet
 from .errors import Code, Error
 from .events import Progress
 from .model import PythonModel, Replica, ReplicaArgs, StepContext, StepOutput, TorchModel
-from .plugin import Model, Plugin, config_schema, describe_plugin, inspect_plugin, list_plugins, options_schema
+from .plugin import Model, Plugin, config_schema, describe_plugin, doctor, inspect_plugin, list_plugins, options_schema
 from .results import Parameter, Ranks, Status, StepResult, UpdateResult
 from .services import Services
 from .session import Session, fit, predict, test, validate
@@ -19,5 +19,5 @@ from .trees import Opaque
 
 __all__ = ["Arrays", "Code", "Error", "GradientSet", "Model", "Opaque", "Parameter", "Plugin", "Progress", "PythonModel", "Ranks", "Replica",
            "ReplicaArgs", "Services", "Session", "Source", "Status", "StepContext", "StepOutput", "StepResult", "Strategy", "Tensor", "TorchModel",
-           "UpdateResult", "config_schema", "describe_plugin", "fit", "inspect_plugin", "list_plugins", "options_schema", "predict", "test", "validate",
-           "version"]
+           "UpdateResult", "config_schema", "describe_plugin", "doctor", "fit", "inspect_plugin", "list_plugins", "options_schema", "predict", "test",
+           "validate", "version"]

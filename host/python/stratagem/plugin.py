@@ -32,6 +32,11 @@ def describe_plugin(path: Path) -> dict[str, Any]:
     return ask("stg_describe_plugin", text(os.fspath(path)))
 
 
+def doctor(config_path: Path = "") -> dict[str, Any]:
+    """What a run needs on this machine, what is wrong, and what to do: docs/doctor.md. With a config: its needs, too."""
+    return ask("stg_doctor", text(os.fspath(config_path)))
+
+
 def config_schema() -> dict[str, Any]:
     """The JSON Schema of a config."""
     return ask("stg_config_schema")

@@ -307,6 +307,13 @@ class Loading(Case):
             self.assertIn(str(pathlib.Path(TOY).resolve()), [str(pathlib.Path(plugin["path"]).resolve()) for plugin in found["plugins"]])
             self.assertNotIn(TOY, [plugin["path"] for plugin in stratagem.list_plugins()["plugins"]])
 
+    def test_the_machine_is_looked_at(self):
+        report = stratagem.doctor()
+        self.assertEqual(report["schema_version"], 1)
+        self.assertIn("plugin-folders", [check["id"] for check in report["checks"]])
+        with self.assertError(Code.NOT_FOUND, "/nowhere.json"):
+            stratagem.doctor("/nowhere.json")
+
     def test_schemas_of_options_are_told(self):
         code = "import stratagem; print(stratagem.options_schema('sequential')['type'], sorted(stratagem.options_schema('toy', 'model')['properties'])[0])"
         folders = ":".join(str(pathlib.Path(path).parent) for path in (SEQUENTIAL, TOY))

@@ -11,7 +11,7 @@
 
 #include <future>
 
-#include "accelerator/path/rig.hpp"
+#include "accelerator/path/emulated_rig.hpp"
 #include "support/catch.hpp"
 
 using namespace stratagem;
@@ -103,10 +103,10 @@ TEST_CASE("A denominator that stays on its device is the number that it is, on a
   for (const char* devices : {"[0]", "[0, 1]", "[2, 0, 1]", "[0, 0]", "[1, 0, 1]", "[3, 3, 1, 1]"}) {
     for (const std::string& more :
          {sgd, adam + R"(, "options": {"optimizer_sharding": true, "compress": "bf16"})", sgd + R"(, "precision": "16-mixed")"}) {
-      begin_emulation();
+      begin_test();
       INFO(devices << more);
-      const auto mine = on_emulated("data_parallel", devices, more);
-      const auto other = on_emulated("data_parallel", devices, more);
+      const auto mine = on_accelerator("data_parallel", devices, more);
+      const auto other = on_accelerator("data_parallel", devices, more);
       const Outcome outcome = train(*mine);
       const Outcome expected = train(*other, as_numbers);
       CHECK(outcome.weights == expected.weights);
@@ -120,8 +120,8 @@ TEST_CASE("A denominator that stays on its device is the number that it is, on a
 }
 
 TEST_CASE("A step whose denominators are on devices is queued whole before the host waits for one of them") {
-  begin_emulation();
-  const auto instance = on_emulated("data_parallel", "[0, 1, 0]", sgd);
+  begin_test();
+  const auto instance = on_accelerator("data_parallel", "[0, 1, 0]", sgd);
   train(*instance);
   emulated::drain();
   emulated::take_transport_log();
@@ -155,10 +155,10 @@ TEST_CASE("A step whose denominators are on devices is queued whole before the h
 
 TEST_CASE("A share whose denominator on its device is 0 keeps its NaNs to itself") {
   for (const char* devices : {"[0, 1]", "[0, 0]", "[0, 1, 0]"}) {
-    begin_emulation();
+    begin_test();
     INFO(devices);
-    const auto mine = on_emulated("data_parallel", devices, sgd);
-    const auto other = on_emulated("data_parallel", devices, sgd);
+    const auto mine = on_accelerator("data_parallel", devices, sgd);
+    const auto other = on_accelerator("data_parallel", devices, sgd);
     for (Instance* instance : {mine.get(), other.get()}) {
       instance->setup(model_of<Counting>(instance == mine.get() ? "{}" : as_numbers).get());
       instance->accumulate(counted_batch(6, 0, {0, 0, 0, 1, 1, 1}, std::nan("")));
@@ -176,10 +176,10 @@ TEST_CASE("A share whose denominator on its device is 0 keeps its NaNs to itself
 TEST_CASE("Denominators on devices that are all 0 skip the update") {
   for (const char* optimizer : {"sgd", "adam", "rmsprop"}) {
     for (const char* more : {"", R"(, "options": {"optimizer_sharding": true})", R"(, "precision": "16-mixed")"}) {
-      begin_emulation();
+      begin_test();
       INFO(optimizer << more);
       const auto instance =
-          on_emulated("data_parallel", "[0, 1]", concat(R"(, "optimizer": {"name": ")", optimizer, "\"}", more));
+          on_accelerator("data_parallel", "[0, 1]", concat(R"(, "optimizer": {"name": ")", optimizer, "\"}", more));
       train(*instance);
       const Tree before = instance->export_state();
       const stg_update_result update = instance->train(counted_batch(4, 0, {0, 0, 0, 0}), 0.01, STG_CLIP_NORM, 1).update;
@@ -194,8 +194,8 @@ TEST_CASE("Denominators on devices that are all 0 skip the update") {
 
 TEST_CASE("A denominator on a device that is none is an error, and everything is as before the step") {
   for (const double wrong : {-1.0, std::nan(""), HUGE_VAL}) {
-    begin_emulation();
-    const auto instance = on_emulated("data_parallel", "[0, 1]", adam);
+    begin_test();
+    const auto instance = on_accelerator("data_parallel", "[0, 1]", adam);
     train(*instance);
     const Tree before = instance->export_state();
     const Error error = error_of([&] { instance->train(counted_batch(2, 0, {3, wrong}), 0.01); });

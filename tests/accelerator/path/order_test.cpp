@@ -16,7 +16,7 @@
 #include <set>
 #include <sstream>
 
-#include "accelerator/path/rig.hpp"
+#include "accelerator/path/emulated_rig.hpp"
 #include "support/catch.hpp"
 
 using namespace stratagem;
@@ -43,7 +43,7 @@ stg_stream abi_stream(const c10::Stream& stream) {
 const std::string sharded = R"(, "options": {"optimizer_sharding": true, "first_bucket_mib": 0, "bucket_mib": 0})";
 
 void train_on(const char* devices, const std::string& options = "") {
-  const auto instance = on_emulated("data_parallel", devices, sgd + options);
+  const auto instance = on_accelerator("data_parallel", devices, sgd + options);
   instance->setup(model_of<Net>(R"({"norm": true})").get());
   for (int64_t step = 0; step < 3; ++step) {
     instance->accumulate(net_batch(8, step));
@@ -59,7 +59,7 @@ void train_on(const char* devices, const std::string& options = "") {
 
 // The caller makes batches, and reads outputs, on a stream of its own, and lets them go at once.
 void use_streams_of_the_caller() {
-  const auto instance = on_emulated("single_device", "[1]", sgd);
+  const auto instance = on_accelerator("single_device", "[1]", sgd);
   instance->setup(model_of<Net>().get());
   const c10::Stream stream = other_stream(1);
   const stg_stream given = abi_stream(stream);
@@ -107,7 +107,7 @@ class Late : public TensorModel {
 };
 
 void read_parameters_late() {
-  const auto instance = on_emulated("data_parallel", "[0, 0]", sgd);
+  const auto instance = on_accelerator("data_parallel", "[0, 0]", sgd);
   instance->setup(model_of<Late>().get());
   for (int64_t step = 0; step < 3; ++step) instance->train(net_batch(8, step), 0.05);
 }
@@ -124,7 +124,7 @@ class Failing : public Net {
 };
 
 void fail_a_step() {
-  const auto instance = on_emulated("data_parallel", "[0, 0, 1]", sgd);
+  const auto instance = on_accelerator("data_parallel", "[0, 0, 1]", sgd);
   instance->setup(model_of<Failing>(R"({"norm": true})").get());
   instance->train(net_batch(9, 0), 0.05);
   stg_update_args update = sized<stg_update_args>();
@@ -191,7 +191,7 @@ void report_gradients_from_another_stream() {
     return inner_model->backward(self, replica, graph, scale, flags, &own);
   };
   for (const char* devices : {"[0]", "[0, 1]"}) {
-    const auto instance = on_emulated("data_parallel", devices, sgd);
+    const auto instance = on_accelerator("data_parallel", devices, sgd);
     instance->setup(&table);
     for (int64_t step = 0; step < 3; ++step) instance->train(net_batch(8, step), 0.05);
   }
@@ -202,13 +202,13 @@ void keep_weights_apart() {
   const ModelPtr model = model_of<Net>();
   stg_model table = *model;
   table.bind = nullptr;
-  const auto instance = on_emulated("data_parallel", "[0, 0]", sgd);
+  const auto instance = on_accelerator("data_parallel", "[0, 0]", sgd);
   instance->setup(&table);
   for (int64_t step = 0; step < 3; ++step) instance->train(net_batch(8, step), 0.05);
 }
 
 void reduce_gradients_of_a_host() {
-  const auto instance = on_emulated("data_parallel", "[0, 1, 0]", "");
+  const auto instance = on_accelerator("data_parallel", "[0, 1, 0]", "");
   instance->setup(static_cast<const stg_model*>(nullptr));
   for (int round = 0; round < 2; ++round) {
     std::vector<stg_gradient_set> sets(3, sized<stg_gradient_set>());
@@ -290,7 +290,7 @@ int num_runs() {
 TEST_CASE("The accelerator path runs without a report, with and without delays") {
   for (int run = 0; run < num_runs(); ++run) {
     for (const auto& scenario : scenarios) {
-      begin_emulation();
+      begin_test();
       emulated::set_delays(static_cast<uint64_t>(run), std::chrono::microseconds(run == 0 ? 0 : 200));
       scenario();
       emulated::drain();
@@ -306,7 +306,7 @@ TEST_CASE("Every wait of the accelerator path is missed when it is left out, and
     bool is_come_by = false;
     std::string found;
     for (const auto& scenario : scenarios) {
-      begin_emulation();
+      begin_test();
       leave_out(name);
       try {
         scenario();

@@ -55,10 +55,10 @@ std::vector<double> train(Instance& instance, const stg_model* model, uint64_t c
 }
 
 void compare(const DeviceList& devices, const std::string& more, const char* options = "{}", uint64_t clip = STG_CLIP_NONE,
-             double limit = 0, double tolerance = 2e-5, const std::vector<int64_t>& sizes = uneven) {
-  begin_emulation();
+             double limit = 0, double tolerance = tolerances().float32, const std::vector<int64_t>& sizes = uneven) {
+  begin_test();
   INFO(devices.text << more << options);
-  const auto mine = on_emulated("data_parallel", devices.text, more);
+  const auto mine = on_accelerator("data_parallel", devices.text, more);
   const auto reference = on_cpu("data_parallel", devices.count, more);
   const std::vector<double> losses = train(*mine, model_of<Net>(options).get(), clip, limit, sizes);
   const std::vector<double> expected = train(*reference, model_of<Net>(options).get(), clip, limit, sizes);
@@ -93,15 +93,15 @@ TEST_CASE("On an accelerator clipping gives what it gives on the CPU") {
 
 TEST_CASE("On an accelerator buffers are the root's, and a parameter without a gradient stays as it is") {
   for (const DeviceList& devices : lists)
-    compare(devices, sgd, R"({"norm": true, "unused": true})", STG_CLIP_NONE, 0, 2e-5, large);
+    compare(devices, sgd, R"({"norm": true, "unused": true})", STG_CLIP_NONE, 0, tolerances().float32, large);
 }
 
 TEST_CASE("On an accelerator complex gradients are reduced as pairs of reals") {
   for (const DeviceList& devices : lists) {
-    begin_emulation();
+    begin_test();
     INFO(devices.text);
     const std::string more = R"(, "precision": "32-true")";
-    const auto mine = on_emulated("data_parallel", devices.text, more);
+    const auto mine = on_accelerator("data_parallel", devices.text, more);
     const auto reference = on_cpu("data_parallel", devices.count, more);
     std::vector<std::map<std::string, at::Tensor>> gradients(2);
     for (const size_t which : {0, 1}) {
@@ -115,24 +115,30 @@ TEST_CASE("On an accelerator complex gradients are reduced as pairs of reals") {
     for (const auto& [name, gradient] : gradients[0]) {
       const at::Tensor& expected = gradients[1][name];
       CHECK(gradient.scalar_type() == (name == "w" ? at::kComplexFloat : at::kFloat));
-      CHECK(gradient.sub(expected).abs().max().item<float>() < 1e-5 * expected.abs().max().item<float>());
+      CHECK(gradient.sub(expected).abs().max().item<float>() < tolerances().float32 * expected.abs().max().item<float>());
     }
     CHECK(reports() == "");
   }
 }
 
 TEST_CASE("On an accelerator 64-true is as near to the CPU as double can be") {
-  compare({"[0, 1, 0]", 3}, sgd + R"(, "precision": "64-true")", "{}", STG_CLIP_NORM, 0.3, 1e-12);
+  compare({"[0, 1, 0]", 3}, sgd + R"(, "precision": "64-true")", "{}", STG_CLIP_NORM, 0.3, tolerances().float64);
 }
 
 TEST_CASE("On an accelerator small buckets give the same as large ones") {
   compare({"[0, 1, 2]", 3}, sgd + R"(, "options": {"bucket_mib": 0, "first_bucket_mib": 0})");
 }
 
+TEST_CASE("On an accelerator a sharded optimizer gives what one on the CPU does") {
+  const std::string sharded = R"(, "options": {"optimizer_sharding": true, "bucket_mib": 0.0001, "first_bucket_mib": 0.0001})";
+  for (const DeviceList& devices : lists)
+    compare(devices, R"(, "optimizer": {"name": "adam"})" + sharded, "{}", STG_CLIP_NORM, 0.3);
+}
+
 TEST_CASE("single_device on an accelerator is data_parallel on one device, to the bit") {
-  begin_emulation();
-  const auto single = on_emulated("single_device", "[1]", sgd);
-  const auto parallel = on_emulated("data_parallel", "[1]", sgd);
+  begin_test();
+  const auto single = on_accelerator("single_device", "[1]", sgd);
+  const auto parallel = on_accelerator("data_parallel", "[1]", sgd);
   train(*single, model_of<Net>().get());
   train(*parallel, model_of<Net>().get());
   CHECK(model_bytes(single->export_state()) == model_bytes(parallel->export_state()));
@@ -140,24 +146,25 @@ TEST_CASE("single_device on an accelerator is data_parallel on one device, to th
 }
 
 TEST_CASE("On an accelerator evaluation and prediction are gathered on the root, in the order of the batch") {
-  begin_emulation();
-  const auto mine = on_emulated("data_parallel", "[1, 0, 1]", sgd);
+  begin_test();
+  const auto mine = on_accelerator("data_parallel", "[1, 0, 1]", sgd);
   const auto reference = on_cpu("data_parallel", 3, sgd);
   for (Instance* instance : {mine.get(), reference.get()}) instance->setup(model_of<Net>(R"({"norm": true})").get());
   StepOutcome predicted = mine->predict(net_batch(8, 3));
-  CHECK(predicted.outputs.root().as.tensor->view.device.kind == STG_DEVICE_EXTENSION);
-  CHECK(predicted.outputs.root().as.tensor->view.device.index == 1);
+  const stg_device root = predicted.outputs.root().as.tensor->view.device;
+  CHECK(root.kind == accelerator_device(1).kind);
+  CHECK(root.index == accelerator_device(1).index);
   const std::vector<double> rows = numbers(on_host(*mine, std::move(predicted.outputs)).root());
   const std::vector<double> expected = numbers(reference->predict(net_batch(8, 3)).outputs.root());
   REQUIRE(rows.size() == expected.size());
-  for (size_t i = 0; i < rows.size(); ++i) CHECK(rows[i] == Approx(expected[i]).epsilon(1e-5));
+  for (size_t i = 0; i < rows.size(); ++i) CHECK(rows[i] == Approx(expected[i]).epsilon(tolerances().float32));
   CHECK(reports() == "");
 }
 
 TEST_CASE("A state goes from the CPU to an accelerator and back, and training goes on with it") {
-  begin_emulation();
+  begin_test();
   const auto cpu = on_cpu("data_parallel", 2, sgd);
-  const auto device = on_emulated("data_parallel", "[0, 1]", sgd);
+  const auto device = on_accelerator("data_parallel", "[0, 1]", sgd);
   const auto back = on_cpu("data_parallel", 2, sgd);
   const auto straight = on_cpu("data_parallel", 2, sgd);
   const ModelPtr model = model_of<Net>();
@@ -171,6 +178,6 @@ TEST_CASE("A state goes from the CPU to an accelerator and back, and training go
   back->setup(model.get(), STG_STAGE_FIT, device->export_state());
   back->train(net_batch(6, 51), 0.05);
   straight->train(net_batch(6, 51), 0.05);
-  CHECK(distance(back->export_state(), straight->export_state()) < 2e-5);
+  CHECK(distance(back->export_state(), straight->export_state()) < tolerances().float32);
   CHECK(reports() == "");
 }

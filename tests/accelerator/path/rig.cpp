@@ -9,11 +9,10 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
+#include <time.h>
 
 #include <algorithm>
 #include <cmath>
-
-#include "support/plugin.hpp"
 
 namespace stratagem::test {
 
@@ -61,13 +60,6 @@ Tree net_batch(int64_t num_rows, int64_t index, at::ScalarType dtype) {
   return make_tree(std::move(dict));
 }
 
-std::unique_ptr<Instance> on_emulated(const std::string& strategy, const std::string& devices, const std::string& more,
-                                      uint64_t flags) {
-  const stg_plugin& plugin = load_plugin(EMULATED_PLUGINS "/emulated_" + strategy + ".so");
-  return std::make_unique<Instance>(strategy_api(plugin, strategy),
-                                    concat(R"({"accelerator": "emulated", "devices": )", devices, more, "}"), nullptr, flags);
-}
-
 std::unique_ptr<Instance> on_cpu(const std::string& strategy, size_t num_devices, const std::string& more) {
   return std::make_unique<Instance>(
       strategy, concat(R"({"accelerator": "cpu", "threads": )", num_devices, R"(, "devices": )", num_devices, more, "}"));
@@ -105,21 +97,57 @@ double distance(const Tree& a, const Tree& b, const char* part) {
   return largest;
 }
 
-void begin_emulation() {
-  emulated::drain();
-  emulated::take_reports();
-  emulated::set_delays(1, std::chrono::microseconds(0));
-  emulated::release_ranks();
-  emulated::heal();
-  emulated::fail_transport_call(0, "");
-  leave_out("");
-  take_places();
+uint64_t in_ms(uint64_t milliseconds) {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec) + milliseconds * 1'000'000u;
 }
 
-std::string reports() {
-  std::string all;
-  for (const std::string& report : emulated::take_reports()) all += report + "\n";
-  return all;
+namespace {
+
+struct Clipped {
+  stg_update_args update = sized<stg_update_args>();
+  Clipped() {
+    update.lr = 0.05;
+    update.clip = STG_CLIP_NORM;
+    update.clip_limit = 0.5;
+  }
+};
+
+stg_error* train_clipped(Instance& instance, const stg_call* call, stg_step_args args) {
+  const Clipped clipped;
+  args.update = &clipped.update;
+  args.flags = STG_BATCH_LAST_MICRO_BATCH;
+  stg_step_result result = sized<stg_step_result>();
+  stg_error* error = instance.api.train_batch(instance.self, call, &args, &result, nullptr);
+  const Tree outputs{result.outputs};
+  return error;
+}
+
+}  // namespace
+
+stg_error* train_until(Instance& instance, uint64_t deadline_ns) {
+  Tree batch = net_batch(8, 5);
+  stg_call call = sized<stg_call>();
+  call.deadline_ns = deadline_ns;
+  stg_step_args args = sized<stg_step_args>();
+  args.batch = batch.argument();
+  return train_clipped(instance, &call, args);
+}
+
+uint64_t announce(Instance& instance, Tree batch) {
+  stg_transfer_args transfer = sized<stg_transfer_args>();
+  transfer.batch = batch.argument();
+  transfer.device = {STG_DEVICE_NONE, -1};
+  uint64_t ticket = 0;
+  check(instance.api.announce_batch(instance.self, nullptr, &transfer, STG_STAGE_FIT, &ticket));
+  return ticket;
+}
+
+void train_announced(Instance& instance, uint64_t ticket) {
+  stg_step_args args = sized<stg_step_args>();
+  args.announced = ticket;
+  check(train_clipped(instance, nullptr, args));
 }
 
 }  // namespace stratagem::test

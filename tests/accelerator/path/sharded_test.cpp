@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <set>
 
-#include "accelerator/path/rig.hpp"
+#include "accelerator/path/emulated_rig.hpp"
 #include "support/catch.hpp"
 
 using namespace stratagem;
@@ -81,7 +81,7 @@ std::vector<double> train(Instance& instance, const Clip& clip = {}, double lr =
 }
 
 std::unique_ptr<Instance> begin(const std::string& devices, const std::string& more, Tree state = {}) {
-  auto instance = on_emulated("data_parallel", devices, more);
+  auto instance = on_accelerator("data_parallel", devices, more);
   instance->setup(model_of<Wide>().get(), STG_STAGE_FIT, std::move(state));
   return instance;
 }
@@ -109,7 +109,7 @@ const char* const optimizers[] = {R"({"name": "sgd"})",
 
 TEST_CASE("A sharded optimizer gives the bits of one that isn't, whichever it is, and its state") {
   for (const char* optimizer : optimizers) {
-    begin_emulation();
+    begin_test();
     INFO(optimizer);
     const std::string config = concat(R"(, "optimizer": )", optimizer);
     const auto mine = begin("[0, 1, 2]", config + sharded);
@@ -123,7 +123,7 @@ TEST_CASE("A sharded optimizer gives the bits of one that isn't, whichever it is
 TEST_CASE("A sharded optimizer gives the bits of one that isn't on any list of devices, by value clipped or not") {
   for (const char* devices : {"[0]", "[1, 1]", "[0, 1]", "[1, 0, 1]", "[3, 3, 1, 1]", "[3, 1, 0, 2]"}) {
     for (const Clip& clip : {Clip{}, Clip{STG_CLIP_VALUE, 0.05}}) {
-      begin_emulation();
+      begin_test();
       INFO(devices);
       const auto mine = begin(devices, adam + sharded);
       const auto other = begin(devices, adam + whole);
@@ -136,7 +136,7 @@ TEST_CASE("A sharded optimizer gives the bits of one that isn't on any list of d
 
 TEST_CASE("A sharded optimizer clips by the norm over all devices") {
   for (const char* devices : {"[0, 1]", "[2, 0, 2, 1]"}) {
-    begin_emulation();
+    begin_test();
     const auto mine = begin(devices, sgd + sharded);
     const auto other = begin(devices, sgd + whole);
     const std::vector<double> norms = train(*mine, {STG_CLIP_NORM, 0.3});
@@ -150,7 +150,7 @@ TEST_CASE("A sharded optimizer clips by the norm over all devices") {
 
 TEST_CASE("A sharded optimizer in float64, and of compressed gradients, is the one that isn't, too") {
   for (const char* more : {R"(, "precision": "64-true")", ""}) {
-    begin_emulation();
+    begin_test();
     const std::string options = R"(, "options": {"compress": "bf16", "optimizer_sharding": )";
     const auto mine = begin("[0, 1, 2]", adam + more + options + "true}");
     const auto other = begin("[0, 1, 2]", adam + more + options + "false}");
@@ -161,7 +161,7 @@ TEST_CASE("A sharded optimizer in float64, and of compressed gradients, is the o
 }
 
 TEST_CASE("A sharded optimizer has a part of the state on each device") {
-  begin_emulation();
+  begin_test();
   const auto used_by = [](const std::string& more) {
     const auto before = std::vector<uint64_t>{emulated::used_bytes(0), emulated::used_bytes(1), emulated::used_bytes(2)};
     const auto instance = begin("[0, 1, 2]", more);
@@ -182,10 +182,10 @@ TEST_CASE("A sharded optimizer has a part of the state on each device") {
 
 TEST_CASE("An overflow in one device's part skips a sharded update on all") {
   for (const char* optimizer : {"adam", "rmsprop"}) {
-    begin_emulation();
+    begin_test();
     const std::string config = concat(R"(, "precision": "16-mixed", "optimizer": {"name": ")", optimizer, "\"}");
-    const auto mine = on_emulated("data_parallel", "[0, 1, 2]", config + sharded);
-    const auto other = on_emulated("data_parallel", "[0, 1, 2]", config + whole);
+    const auto mine = on_accelerator("data_parallel", "[0, 1, 2]", config + sharded);
+    const auto other = on_accelerator("data_parallel", "[0, 1, 2]", config + whole);
     const auto run = [](Instance& instance) {
       for (int64_t step = 0; step < 20; ++step) instance.train(spiked_batch(9, step, 0), 0.01);
     };
@@ -208,7 +208,7 @@ TEST_CASE("An overflow in one device's part skips a sharded update on all") {
 }
 
 TEST_CASE("The state of a sharded optimizer goes to any list of devices, to the CPU, and back") {
-  begin_emulation();
+  begin_test();
   const auto straight = on_cpu("data_parallel", 3, adam);
   straight->setup(model_of<Wide>().get());
   train(*straight);
@@ -231,7 +231,7 @@ TEST_CASE("The state of a sharded optimizer goes to any list of devices, to the 
 }
 
 TEST_CASE("A state without an optimizer's begins a sharded one anew") {
-  begin_emulation();
+  begin_test();
   const std::string adagrad = R"(, "optimizer": {"name": "adagrad", "initial_accumulator_value": 0.5})";
   const auto fresh = begin("[0, 1]", adagrad + sharded);
   const auto used = begin("[0, 1]", adagrad + sharded);
@@ -243,7 +243,7 @@ TEST_CASE("A state without an optimizer's begins a sharded one anew") {
 }
 
 TEST_CASE("A sharded optimizer shows whole gradients to a host that asks for them, and updates with them") {
-  begin_emulation();
+  begin_test();
   const auto mine = begin("[0, 1, 0]", sgd + sharded);
   const auto other = begin("[0, 1, 0]", sgd + whole);
   for (int64_t step = 0; step < 3; ++step) {
@@ -266,7 +266,7 @@ TEST_CASE("A sharded optimizer shows whole gradients to a host that asks for the
 }
 
 TEST_CASE("Each bucket of a sharded optimizer is scattered once and gathered once, in the same order on all devices") {
-  begin_emulation();
+  begin_test();
   const auto mine = begin("[0, 1, 2]", sgd + sharded);
   emulated::take_transport_log();
   mine->train(net_batch(9, 0), 0.05, STG_CLIP_NORM, 0.1);
@@ -286,7 +286,7 @@ TEST_CASE("Each bucket of a sharded optimizer is scattered once and gathered onc
 }
 
 TEST_CASE("A sharded step is queued without waiting for a device, and reads nothing") {
-  begin_emulation();
+  begin_test();
   const auto instance = begin("[0, 1, 0]", adam + sharded);
   for (int64_t step = 0; step < 3; ++step) instance->train(net_batch(9, step), 0.05);
   emulated::drain();
@@ -301,7 +301,7 @@ TEST_CASE("A sharded step is queued without waiting for a device, and reads noth
 TEST_CASE("Each call of the transport of a sharded step may fail: it is an error, and the strategy can be made anew") {
   uint64_t num_calls = 0;
   {
-    begin_emulation();
+    begin_test();
     const auto instance = begin("[0, 1]", sgd + sharded);
     emulated::take_transport_log();
     instance->train(net_batch(8, 0), 0.05, STG_CLIP_NORM, 0.1);
@@ -309,7 +309,7 @@ TEST_CASE("Each call of the transport of a sharded step may fail: it is an error
   }
   CHECK(num_calls >= 20);  // two buckets scattered and gathered, and the norm, each begin, two ranks, end
   for (uint64_t call = 1; call <= num_calls; ++call) {
-    begin_emulation();
+    begin_test();
     {
       const auto instance = begin("[0, 1]", sgd + sharded);
       emulated::fail_transport_call(call, "a cable was pulled");
@@ -323,7 +323,7 @@ TEST_CASE("Each call of the transport of a sharded step may fail: it is an error
 }
 
 TEST_CASE("A sharded optimizer without an optimizer is refused, and off an accelerator it is the one that isn't") {
-  begin_emulation();
+  begin_test();
   const Error error = error_of([] { begin("[0, 1]", sharded); });
   CHECK(error.code == STG_INVALID_ARGUMENT);
   CHECK_THAT(error.message, Catch::Contains("/options/optimizer_sharding") && Catch::Contains("no /optimizer"));

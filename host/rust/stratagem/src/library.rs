@@ -53,6 +53,12 @@ impl Library {
         json(|out| unsafe { self.functions.stg_list_plugins(to_text(path), out) })
     }
 
+    /// What a run needs on this machine, what is wrong, and what to do: docs/doctor.md. With a config: its needs, too.
+    pub fn doctor(self, config: Option<&Path>) -> Result<Value> {
+        let path = config.map_or("", path_text);
+        json(|out| unsafe { self.functions.stg_doctor(to_text(path), out) })
+    }
+
     /// The note of a plugin file, without loading it.
     pub fn inspect_plugin(self, file: impl AsRef<Path>) -> Result<Value> {
         json(|out| unsafe { self.functions.stg_inspect_plugin(to_text(path_text(file.as_ref())), out) })

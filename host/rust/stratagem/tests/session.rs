@@ -240,6 +240,9 @@ fn plugins_are_listed_described_and_loaded() {
     let library = library();
     assert!(library.version().starts_with("1."));
     assert!(library.list_plugins(None).unwrap()["plugins"].is_array());
+    assert_eq!(library.doctor(None).unwrap()["checks"][0]["id"], "plugin-folders");
+    let missing = library.doctor(Some("/nowhere.json".as_ref())).unwrap_err();
+    assert_eq!(missing.code(), stratagem::Code::NotFound);
     let file = build_folder().join("lib/stratagem/data_parallel.so");
     assert_eq!(library.inspect_plugin(&file).unwrap()["name"], "data_parallel");
     assert_eq!(library.describe_plugin(&file).unwrap()["strategies"][0]["name"], "data_parallel");
