@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Faults in what a strategy means: weights, gradients, outputs, states.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "fault.h"
+
+stg_error* note_deadline(stg_error* error);
+
+static float* first_parameter(const stg_strategy* self) {
+  return (float*)(void*)seq_data(&self->replicas[0].description.parameters[0]->tensor->view);
+}
+
+/* ---- a model between the host's and ours ---- */
+
+static const stg_model* host_model;
+static const stg_gradient_sink* own_sink;
+static stg_model between;
+static stg_replica* current;
+
+static stg_tensor* ones_like(const stg_tensor* like) {
+  stg_tensor* ones = seq_new_tensor(like->view.dtype, like->view.num_dims, like->view.shape);
+  for (int64_t i = 0; i < seq_numel(&ones->view); ++i) ((float*)(void*)seq_data(&ones->view))[i] = 1;
+  return ones;
+}
+
+static stg_error* ready_with_ones(void* self, uint64_t index, stg_tensor* gradient, const stg_stream* stream) {
+  stg_model_description own;
+  memset(&own, 0, sizeof own);
+  own.struct_size = sizeof own;
+  if (gradient == NULL && host_model->describe(host_model->self, current, &own) == NULL)
+    gradient = ones_like(own.parameters[index]->tensor);
+  return own_sink->ready(self, index, gradient, stream);
+}
+
+static stg_error* backward_with_ones(void* self, stg_replica* replica, stg_graph* graph, double scale, uint32_t flags,
+                                     const stg_gradient_sink* sink) {
+  stg_gradient_sink changed = *sink;
+  changed.ready = ready_with_ones;
+  own_sink = sink;
+  current = replica;
+  return host_model->backward(self, replica, graph, scale, flags, &changed);
+}
+
+static stg_error* transfer_from_nowhere(void* self, stg_replica* replica, stg_tree* batch, int64_t dataloader_index, stg_tree* out) {
+  (void)dataloader_index;
+  return host_model->transfer(self, replica, batch, 0, out);
+}
+
+const stg_model* watched(const stg_model* model);
+const stg_model* watched(const stg_model* model) {
+  const int has_ones = is_fault("null-gradient-no-change"), has_transfer = is_fault("model-transfer");
+  if (!has_ones && !has_transfer) return model;
+  host_model = model;
+  memset(&between, 0, sizeof between);
+  memcpy(&between, model, model->struct_size < sizeof between ? model->struct_size : sizeof between);
+  if (has_ones) between.backward = backward_with_ones;
+  if (has_transfer && between.transfer != NULL) between.transfer = transfer_from_nowhere;
+  return &between;
+}
+
+/* ---- forward ---- */
+
+WRAP(stg_error*, seq_forward, stg_strategy* self, const stg_call* call, const seq_step* step, seq_batch* batch, stg_tree* outputs) {
+  stg_error* error = __real_seq_forward(self, call, step, batch, outputs);
+  if (error != NULL || step->stage != STG_STAGE_FIT) return error;
+  for (uint64_t i = 0; i < self->num_weights; ++i) {
+    if (is_fault("trains-like-one-device")) self->replicas[i].weight = self->weights[i] = 1;
+    if (is_fault("denominators-weight-replicas")) self->replicas[i].weight = 1;
+    if (is_fault("weight-zero-share-not-read") && self->replicas[i].weight == 0) self->replicas[i].weight = 1e-30;
+  }
+  if (is_fault("sum-loss-summed")) self->step_window = SEQ_WINDOW_WEIGHTED;
+  return NULL;
+}
+
+static stg_tree real_outputs;
+static void* loss_data;
+
+static void spoil_and_release(stg_tree* self) {
+  memset(loss_data, 0x7f, sizeof(float));
+  memset(self, 0, sizeof *self);
+  real_outputs.release(&real_outputs);
+}
+
+/* The loss in the outputs lives only as long as they do. */
+static void tie_loss(stg_tree* outputs) {
+  const stg_value* loss = seq_find(&outputs->root, "loss");
+  if (loss == NULL || loss->type != STG_TENSOR) return;
+  loss_data = seq_data(&loss->as.tensor->view);
+  real_outputs = *outputs;
+  outputs->release = spoil_and_release;
+}
+
+typedef struct window {
+  float* sums[16];
+  int has_sum[16];
+  double total_weight;
+  uint64_t num_micro_batches;
+  int kind;
+} window;
+
+static int64_t numel_of(const stg_strategy* self, uint64_t parameter) {
+  return seq_numel(&self->replicas[0].description.parameters[parameter]->tensor->view);
+}
+
+static void copy_window(const stg_strategy* self, window* out) {
+  for (uint64_t i = 0; i < self->replicas[0].description.num_parameters; ++i) {
+    const uint64_t size_bytes = (uint64_t)numel_of(self, i) * sizeof(float);
+    out->sums[i] = malloc(size_bytes);
+    memcpy(out->sums[i], self->sums[i], size_bytes);
+    out->has_sum[i] = self->has_sum[i];
+  }
+  out->total_weight = self->total_weight;
+  out->num_micro_batches = self->num_micro_batches;
+  out->kind = self->window;
+}
+
+static void restore_window(stg_strategy* self, const window* from) {
+  for (uint64_t i = 0; i < self->replicas[0].description.num_parameters; ++i) {
+    memcpy(self->sums[i], from->sums[i], (uint64_t)numel_of(self, i) * sizeof(float));
+    self->has_sum[i] = from->has_sum[i];
+  }
+  self->total_weight = from->total_weight;
+  self->num_micro_batches = from->num_micro_batches;
+  self->window = from->kind;
+}
+
+WRAP(stg_error*, seq_training_step, stg_strategy* self, const stg_call* call, const stg_step_args* args, stg_step_result* out) {
+  window before;
+  const int keeps_window = is_fault("error-clears-gradients") && self->replicas != NULL;
+  if (keeps_window) copy_window(self, &before);
+  stg_error* error = __real_seq_training_step(self, call, args, out);
+  if (keeps_window && error != NULL) restore_window(self, &before);
+  if (error == NULL && is_fault("tree-leaf-taken-out")) tie_loss(&out->outputs);
+  return error;
+}
+
+/* ---- backward, update ---- */
+
+WRAP(stg_error*, seq_backward, stg_strategy* self, const stg_call* call, uint64_t flags) {
+  if (is_fault("step-order") && self != NULL && self->state == STG_STATE_FIT && !self->has_graph) return NULL;
+  return __real_seq_backward(self, call, flags);
+}
+
+WRAP(stg_error*, seq_train_batch, stg_strategy* self, const stg_call* call, const stg_step_args* args, stg_step_result* out,
+     stg_update_result* update) {
+  stg_step_args changed;
+  stg_update_args faster;
+  if (args != NULL && args->update != NULL && is_fault("train-batch-equals-three-calls")) {
+    changed = *args;
+    faster = *args->update;
+    faster.lr *= 1 + 1e-6;
+    changed.update = &faster;
+    args = &changed;
+  }
+  stg_error* error = note_deadline(__real_seq_train_batch(self, call, args, out, update));
+  if (error != NULL) return error;
+  if ((args->flags & STG_BATCH_LAST_MICRO_BATCH) == 0 && is_fault("accumulation-equals-union")) self->total_weight += 1;
+  if (update != NULL && update->outcome == STG_UPDATE_SKIPPED_NO_WEIGHT && is_fault("no-weight-skips-update"))
+    update->outcome = STG_UPDATE_DONE;
+  return NULL;
+}
+
+WRAP(stg_error*, seq_validation_step, stg_strategy* self, const stg_call* call, const stg_step_args* args, stg_step_result* out) {
+  stg_error* error = __real_seq_validation_step(self, call, args, out);
+  if (error != NULL) return error;
+  if (is_fault("evaluation-changes-nothing")) first_parameter(self)[0] += 0.001f;
+  if (is_fault("evaluation-between")) self->replicas[0].weight += 1;
+  if (is_fault("no-rows") && out->weights[0] == 0) out->num_weights = 0;
+  return NULL;
+}
+
+/* ---- states ---- */
+
+WRAP(stg_error*, seq_export_state, stg_strategy* self, const stg_call* call, uint64_t flags, stg_tree* out) {
+  stg_error* error = __real_seq_export_state(self, call, flags, out);
+  if (error != NULL) return error;
+  const stg_value* model = seq_find(&out->root, "model");
+  if (is_fault("state-hand-over") && model != NULL && model->count > 0)
+    *(float*)(void*)seq_data(&model->as.entries[0].value.as.tensor->view) += 0.001f;
+  if (is_fault("caller-thread-lends-no-replica")) self->model->retain(self->model->self);
+  return NULL;
+}
