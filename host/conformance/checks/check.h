@@ -22,6 +22,7 @@ STG_EXTERN_C_BEGIN
 #define NEEDS_CALLER_THREAD 16u /* one that knows STG_CREATE_CALLER_THREAD_ONLY */
 #define IS_TIMED 32u            /* measures time: a machine that is busy may make it fail */
 #define IS_ONCE 64u             /* on 2 devices (1 where the strategy can't) and not on every number of them */
+#define WATCHES_OUTPUT 256u       /* stdout and stderr go to written_output from before the plugin is opened */
 #define ENDS_BY_EXIT 128u       /* the process then ends by exit(0), and how it ends counts, too */
 
 typedef struct check_entry {

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "base/text.hpp"
+#include "conformance/fixture/process.h"
 #include "conformance/settings.hpp"
 
 namespace stratagem::conformance {
@@ -53,6 +54,7 @@ const char* prepare(const Task& task, uint32_t needs) {
   the_host.config = task.config.c_str();
   the_host.seed = static_cast<uint32_t>(task.seed);
   settings().run_path = task.run_path;
+  remember_process();
   if (needs >= NEEDS_LIBRARY) wrong = open_library(task.file.c_str());
   if (wrong == nullptr && needs >= NEEDS_PLUGIN) wrong = enter_plugin();
   if (wrong == nullptr && needs >= NEEDS_STRATEGY && choose_strategy(task.strategy.c_str()) == nullptr)
@@ -100,6 +102,7 @@ Outcome perform(const Task& task, const check_entry& of, Tell tell) {
   heard.is_skipped = heard.has_failed = heard.has_warned = false;
   heard.place.clear();
   on_report = hear;
+  if ((of.needs & WATCHES_OUTPUT) != 0) redirect_output();
   if (const char* wrong = prepare(task, of.needs & NEEDS_MASK)) {
     hear(REPORT_FAILED, wrong);
     return Outcome::failed;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "fault.h"
+#include "harm.h"
 
 int is_fault(const char* check_id) {
   const char* asked = getenv("STRATAGEM_FAULT");
@@ -90,6 +91,7 @@ static void change_refusal(stg_probe_reply* reply) {
 
 uint32_t stg_plugin_probe(const stg_probe_request* request, stg_probe_reply* reply) {
   if (is_fault("probe-tells-bad-arguments") && request == NULL) return STG_PROBE_ACCEPTED;
+  harm_at_probe();
   uint32_t answer = sequential_probe(request, reply);
   if (answer == STG_PROBE_BAD_ARGUMENT) return answer;
   if (is_fault("note-agrees-with-probe")) reply->max_minor = 1;

@@ -3,8 +3,10 @@
  * Faults in the life of an instance: who may call when, errors, time, the model that is kept.
  */
 #include <string.h>
+#include <unistd.h>
 
 #include "fault.h"
+#include "harm.h"
 
 pthread_t inside;
 
@@ -29,7 +31,11 @@ WRAP(stg_error*, seq_check_time, stg_strategy* self, const stg_call* call, const
   stg_call changed = *call;
   if (is_fault("deadline-ends-call")) changed.deadline_ns = 0;
   if (is_fault("cancel-flag-ends-call")) changed.cancel = NULL;
-  return __real_seq_check_time(self, &changed, before, replica);
+  stg_error* error = __real_seq_check_time(self, &changed, before, replica);
+  if ((says(error, "deadline") && is_fault("deadline-within-100-ms")) || (says(error, "cancelled") && is_fault("cancel-within-100-ms")) ||
+      (says(error, "aborted") && is_fault("abort-within-100-ms")))
+    usleep(200000);
+  return error;
 }
 
 WRAP(stg_error*, seq_check_stream, const stg_stream* stream, const char* of, uint64_t index) {
@@ -127,6 +133,7 @@ WRAP(stg_error*, seq_create, const stg_create_args* args, stg_strategy** out) {
   stg_error* error = __real_seq_create(args, out);
   if (error != NULL) return error;
   create_flags = args->flags;
+  harm_at_create();
   if (is_fault("services-absent") && args->host != NULL && args->host->retain != NULL) args->host->retain(args->host->self);
   return NULL;
 }
@@ -145,6 +152,7 @@ WRAP(stg_error*, seq_setup, stg_strategy* self, const stg_call* call, const stg_
     changed.model = watched(model);
     args = &changed;
   }
+  harm_at_setup();
   stg_error* error = __real_seq_setup(self, call, args);
   if (error != NULL && is_fault("model-error-in-setup") && model->retain != NULL) model->retain(model->self);
   return note_flags(error, "abort-in-setup");

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Faults against the process: what a setup, a create or a probe must leave alone.
+ */
+#include <fcntl.h>
+#include <fenv.h>
+#include <locale.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "fault.h"
+#include "harm.h"
+
+static void* wait_for_ever(void* nothing) {
+  for (;;) pause();
+  return nothing;
+}
+
+static void start_thread(void) {
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, wait_for_ever, NULL) == 0) pthread_detach(thread);
+}
+
+static void handle_signal(int signal_number) { (void)signal_number; }
+
+static void limit_files(void) {
+  struct rlimit limit;
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur /= 2;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+static void stay_on_one_cpu(void) {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  CPU_SET(sched_getcpu(), &cpus);
+  sched_setaffinity(0, sizeof cpus, &cpus);
+}
+
+static void lose_memory(size_t size_bytes) {
+  static void* volatile lost; /* so that the compiler keeps it */
+  lost = malloc(size_bytes);
+  if (lost == NULL) abort();
+}
+
+void harm_at_setup(void) {
+  if (is_fault("process-signals-kept")) signal(SIGUSR2, handle_signal);
+  if (is_fault("process-environment-kept")) setenv("OMP_NUM_THREADS", "1", 1);
+  if (is_fault("process-locale-kept")) setlocale(LC_ALL, "C.UTF-8");
+  if (is_fault("process-arithmetic-kept")) fesetround(FE_DOWNWARD);
+  if (is_fault("process-umask-kept")) umask(0177);
+  if (is_fault("process-folder-kept") && chdir("/") != 0) abort();
+  if (is_fault("process-limits-kept")) limit_files();
+  if (is_fault("process-output-silent")) fprintf(stderr, "sequential: set up\n");
+  if (is_fault("teardown-ends-threads") || is_fault("cycles-keep-threads")) start_thread();
+  if (is_fault("cycles-keep-memory")) lose_memory(1024);
+  if (is_fault("cycles-keep-descriptors") && open("/dev/null", O_RDONLY) < 0) abort();
+  if (is_fault("host-threads-keep-their-share")) stay_on_one_cpu();
+  if (is_fault("exit-with-live-instance")) atexit(abort);
+}
+
+void harm_at_create(void) {
+  if (is_fault("create-starts-no-thread")) start_thread();
+  if (is_fault("create-destroy-keeps-memory")) lose_memory(256);
+}
+
+void harm_at_probe(void) {
+  if (is_fault("load-starts-no-thread")) start_thread();
+}
