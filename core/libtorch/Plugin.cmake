@@ -22,8 +22,7 @@ function(stratagem_add_plugin name)
   if(NOT STRATAGEM_SANITIZE)
     target_link_options(${name} PRIVATE LINKER:-z,defs)  # a sanitizer's functions come from the program
   endif()
-  # CMake adds the folders of the linked libraries, LibTorch's too, to both. And it fills up the shorter one of the build with ":", of
-  # which each is the working directory to the dynamic loader: so the two have the same entries.
+  # CMake adds the folders of the linked libraries, LibTorch's too, to both.
   set_target_properties(${name} PROPERTIES
     PREFIX ""
     C_VISIBILITY_PRESET hidden
@@ -32,7 +31,7 @@ function(stratagem_add_plugin name)
     SUFFIX ".so"
     LIBRARY_OUTPUT_DIRECTORY ${build_folder}/lib/stratagem
     LINK_DEPENDS ${version_script}
-    BUILD_RPATH "$ORIGIN;$ORIGIN/.."
+    BUILD_RPATH "$ORIGIN"
     INSTALL_RPATH "$ORIGIN;$ORIGIN/.."
     INSTALL_RPATH_USE_LINK_PATH ON)
 endfunction()

@@ -165,7 +165,14 @@ void no_writable_code() {
 /// A folder that is not absolute is looked for where the host happens to run: anybody's library could be there.
 void run_path_is_safe() {
   with_tables([](const ElfTables& tables) {
-    for (const std::string& folder : tables.run_path) {
+    std::vector<std::string> folders = tables.run_path;
+    const bool ends_empty = !folders.empty() && folders.back().empty();
+    while (!folders.empty() && folders.back().empty()) folders.pop_back();
+    if (ends_empty) {
+      warn("its RUNPATH ends in \":\", so that the dynamic loader looks into the working directory last; CMake does that in the build "
+           "folder, and not in what it installs");
+    }
+    for (const std::string& folder : folders) {
       const bool is_own = folder.starts_with("$ORIGIN") || folder.starts_with("${ORIGIN}");
       expect(is_own || folder.starts_with("/"), "the RUNPATH entry \"", folder, "\" is the current folder or relative to it");
       bool is_declared = is_own;
@@ -217,6 +224,6 @@ DEFINE_CHECKS(file_checks,
      "None of its segments is both writable and executable",
      "A3", NEEDS_FILE, no_writable_code},
     {"elf-run-path",
-     "Its RUNPATH has no empty or relative folder; one that is absolute and not declared by --run-path is warned of, where any is",
+     "Its RUNPATH has no relative or empty folder (an empty one at its end, as CMake makes, is warned of; so is one that is not declared, where --run-path declares any)",
      "A3", NEEDS_FILE, run_path_is_safe});
 }

@@ -23,6 +23,8 @@ int is_fault(const char* check_id);
 stg_error* forgive(const char* check_id, stg_error* error, const char* part);
 int says(const stg_error* error, const char* part);
 
+extern stg_error* last_error; /* of backward */
+
 /* Of the latest seq_enter that succeeded: the thread that is inside a call. */
 extern pthread_t inside;
 

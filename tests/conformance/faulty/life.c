@@ -21,6 +21,7 @@ WRAP(stg_error*, seq_enter, stg_strategy* self, seq_function function, const stg
     call = &changed;
   }
   stg_error* error = __real_seq_enter(self, function, call, call_out);
+  if (error != NULL && is_fault("errors-well-formed")) error->code = 99;
   if (error == NULL) inside = pthread_self();
   return error;
 }
@@ -42,10 +43,21 @@ WRAP(stg_error*, seq_check_stream, const stg_stream* stream, const char* of, uin
   return is_fault("reduce-streams-checked") ? NULL : __real_seq_check_stream(stream, of, index);
 }
 
+static void (*real_release)(stg_error* self);
+
+static void release_cause_twice(stg_error* self) {
+  self->cause->release(self->cause);
+  real_release(self);
+}
+
 WRAP(stg_error*, seq_replica_error, stg_error* cause, const char* what, int32_t replica, stg_device device) {
   const uint32_t flags = cause->flags;
   stg_error* error = __real_seq_replica_error(cause, what, replica, device);
   if (is_fault("model-error-is-last-cause")) error->flags |= flags;
+  if (is_fault("cause-released-once")) {
+    real_release = error->release;
+    error->release = release_cause_twice;
+  }
   if ((is_fault("model-error-in-step") && strcmp(what, "step") == 0) ||
       (is_fault("model-error-in-backward") && strcmp(what, "backward") == 0)) {
     error->cause = NULL;
@@ -93,6 +105,7 @@ stg_error* note_deadline(stg_error* error) {
 }
 
 WRAP(stg_error*, seq_status, stg_strategy* self, stg_status* out) {
+  if (is_fault("null-outputs-refused") && out == NULL) return *(stg_error* volatile*)NULL;
   if (is_fault("null-instance-refused") && self == NULL) return NULL;
   stg_error* error = __real_seq_status(self, out);
   if (error == NULL && is_past_deadline) out->state = STG_STATE_DRAINING;
@@ -120,6 +133,8 @@ WRAP(stg_error*, seq_broadcast, stg_strategy* self, const stg_call* call, stg_tr
 
 /* ---- setup to destroy ---- */
 
+stg_error* last_error; /* of backward */
+
 stg_error* note_flags(stg_error* error, const char* check_id);
 stg_error* note_flags(stg_error* error, const char* check_id) {
   if (error != NULL && error->code == STG_ABORTED && is_fault(check_id)) error->flags = STG_ERROR_INSTANCE_USABLE;
@@ -143,7 +158,11 @@ const stg_model* watched(const stg_model* model);
 WRAP(stg_error*, seq_setup, stg_strategy* self, const stg_call* call, const stg_setup_args* args) {
   stg_setup_args changed;
   const stg_model* model = args != NULL && args->struct_size == sizeof changed ? args->model : NULL;
-  if (model != NULL) {
+  if (is_fault("null-arguments-refused") && args == NULL) return *(stg_error* volatile*)NULL;
+  if (model != NULL && model->struct_size > sizeof *model && model->struct_size <= 4096 && is_fault("newer-tables-taken"))
+    return seq_error(STG_INVALID_ARGUMENT, "model: a slot that is not known here");
+  if (model != NULL && model->struct_size >= STG_MODEL_MIN_SIZE && model->release_graph == NULL && is_fault("model-table-checked")) return NULL;
+  if (model != NULL && model->struct_size >= STG_MODEL_MIN_SIZE && model->struct_size <= 4096) {
     const uint64_t size_bytes = model->struct_size;
     if (is_fault("model-without-optional-slots") && size_bytes == STG_MODEL_MIN_SIZE) model->parameters_changed(model->self, NULL);
     if (is_fault("half-a-slot-is-absent") && size_bytes > STG_MODEL_MIN_SIZE && size_bytes < sizeof *model)
@@ -164,6 +183,7 @@ WRAP(stg_error*, seq_teardown, stg_strategy* self, const stg_call* call) {
 }
 
 WRAP(void, seq_destroy, stg_strategy* self) {
+  if (is_fault("error-outlives-instance") && last_error != NULL) memset((void*)(uintptr_t)last_error->message.data, '?', last_error->message.size_bytes);
   if (is_fault("destroy-inside-ignored") && self != NULL && self->is_busy) self->is_aborted = 1;
   __real_seq_destroy(self);
 }

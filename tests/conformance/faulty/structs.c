@@ -17,6 +17,7 @@ WRAP(void, seq_write_struct, void* to, const void* from, uint64_t known_bytes) {
   uint64_t size_bytes = 0;
   memcpy(&size_bytes, to, sizeof size_bytes);
   __real_seq_write_struct(to, from, known_bytes);
+  if (is_fault("outputs-end-where-they-end")) memset((char*)to + size_bytes, 0, 8);
   if (is_fault("results-of-other-sizes")) memcpy(to, &size_bytes, sizeof size_bytes);
 }
 
@@ -75,6 +76,7 @@ static stg_error* take_anything(seq_batch** out) {
 }
 
 WRAP(stg_error*, seq_take_batch, stg_tree* tree, const char* name, seq_batch** out) {
+  if (is_fault("null-trees-refused") && tree == NULL) return *(stg_error* volatile*)NULL;
   is_in_state = strcmp(name, "state") == 0;
   const int is_lent = tree != NULL && tree->release == NULL;
   const stg_tree lent = tree == NULL ? (stg_tree){{0, 0, {0}}, NULL, NULL} : *tree;

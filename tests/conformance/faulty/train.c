@@ -30,6 +30,7 @@ static stg_error* ready_with_ones(void* self, uint64_t index, stg_tensor* gradie
   stg_model_description own;
   memset(&own, 0, sizeof own);
   own.struct_size = sizeof own;
+  if (gradient != NULL && is_fault("bad-gradients-refused")) gradient->view.dtype.code = STG_DTYPE_FLOAT;
   if (gradient == NULL && host_model->describe(host_model->self, current, &own) == NULL)
     gradient = ones_like(own.parameters[index]->tensor);
   return own_sink->ready(self, index, gradient, stream);
@@ -49,14 +50,29 @@ static stg_error* transfer_from_nowhere(void* self, stg_replica* replica, stg_tr
   return host_model->transfer(self, replica, batch, 0, out);
 }
 
+static stg_error* set_mode_anyway(void* self, stg_replica* replica, uint32_t train) {
+  stg_error* error = host_model->set_mode(self, replica, train);
+  if (error != NULL) error->release(error);
+  return NULL;
+}
+
+static stg_error* describe_known(void* self, stg_replica* replica, stg_model_description* out) {
+  stg_error* error = host_model->describe(self, replica, out);
+  if (out->loss_kind > STG_LOSS_SUM) out->loss_kind = STG_LOSS_MEAN;
+  return error;
+}
+
 const stg_model* watched(const stg_model* model);
 const stg_model* watched(const stg_model* model) {
-  const int has_ones = is_fault("null-gradient-no-change"), has_transfer = is_fault("model-transfer");
-  if (!has_ones && !has_transfer) return model;
+  const int has_ones = is_fault("null-gradient-no-change") || is_fault("bad-gradients-refused");
+  const int has_transfer = is_fault("model-transfer"), has_mode = is_fault("model-fails-at-every-call");
+  if (!has_ones && !has_transfer && !has_mode && !is_fault("unknown-loss-kind-refused")) return model;
   host_model = model;
   memset(&between, 0, sizeof between);
   memcpy(&between, model, model->struct_size < sizeof between ? model->struct_size : sizeof between);
   if (has_ones) between.backward = backward_with_ones;
+  if (has_mode) between.set_mode = set_mode_anyway;
+  if (is_fault("unknown-loss-kind-refused")) between.describe = describe_known;
   if (has_transfer && between.transfer != NULL) between.transfer = transfer_from_nowhere;
   return &between;
 }
@@ -133,6 +149,7 @@ WRAP(stg_error*, seq_training_step, stg_strategy* self, const stg_call* call, co
   if (keeps_window) copy_window(self, &before);
   stg_error* error = __real_seq_training_step(self, call, args, out);
   if (keeps_window && error != NULL) restore_window(self, &before);
+  if (error != NULL && out != NULL && is_fault("failures-leave-outputs")) out->num_weights = 0;
   if (error == NULL && is_fault("tree-leaf-taken-out")) tie_loss(&out->outputs);
   return error;
 }
@@ -141,11 +158,12 @@ WRAP(stg_error*, seq_training_step, stg_strategy* self, const stg_call* call, co
 
 WRAP(stg_error*, seq_backward, stg_strategy* self, const stg_call* call, uint64_t flags) {
   if (is_fault("step-order") && self != NULL && self->state == STG_STATE_FIT && !self->has_graph) return NULL;
-  return __real_seq_backward(self, call, flags);
+  return last_error = __real_seq_backward(self, call, flags);
 }
 
 WRAP(stg_error*, seq_train_batch, stg_strategy* self, const stg_call* call, const stg_step_args* args, stg_step_result* out,
      stg_update_result* update) {
+  if (is_fault("null-optional-outputs-taken") && update == NULL) return *(stg_error* volatile*)NULL;
   stg_step_args changed;
   stg_update_args faster;
   if (args != NULL && args->update != NULL && is_fault("train-batch-equals-three-calls")) {
