@@ -80,6 +80,7 @@ WRAP(stg_error*, seq_barrier, stg_strategy* self, const stg_call* call, stg_stri
 }
 
 WRAP(stg_error*, seq_zero_grad, stg_strategy* self, const stg_call* call) {
+  if (is_fault("zero-grad-drops-window") && self != NULL && self->state == STG_STATE_FIT) return NULL;
   if (is_fault("state-illegal-calls-refused") && self != NULL && self->state == STG_STATE_EVALUATE) return NULL;
   return __real_seq_zero_grad(self, call);
 }
@@ -108,6 +109,7 @@ WRAP(stg_error*, seq_status, stg_strategy* self, stg_status* out) {
   if (is_fault("null-outputs-refused") && out == NULL) return *(stg_error* volatile*)NULL;
   if (is_fault("null-instance-refused") && self == NULL) return NULL;
   stg_error* error = __real_seq_status(self, out);
+  if (error == NULL && out->num_updates > 0 && is_fault("status-counts")) ++out->num_updates;
   if (error == NULL && is_past_deadline) out->state = STG_STATE_DRAINING;
   return error;
 }
@@ -120,14 +122,33 @@ WRAP(stg_error*, seq_reduce_boolean_decision, stg_strategy* self, const stg_call
   return error;
 }
 
+static stg_tree handed_on;
+static pthread_t maker;
+
+static void release_on_maker(stg_tree* self) {
+  if (pthread_equal(maker, pthread_self())) handed_on.release(&handed_on);
+  memset(self, 0, sizeof *self);
+}
+
+static void change_broadcast(stg_tree* out) {
+  if (out->root.type == STG_OPAQUE && is_fault("tree-opaque-comes-back")) out->root.as.opaque->retain(out->root.as.opaque);
+  for (uint32_t i = 0; out->root.type == STG_DICT && i < out->root.count && is_fault("tree-structure-kept"); ++i) {
+    if (out->root.as.entries[i].value.type == STG_TUPLE) out->root.as.entries[i].value.type = STG_LIST;
+  }
+  if (is_fault("outputs-released-anywhere")) {
+    handed_on = *out;
+    maker = pthread_self();
+    out->release = release_on_maker;
+  }
+}
+
 WRAP(stg_error*, seq_broadcast, stg_strategy* self, const stg_call* call, stg_tree* object, int32_t src, stg_tree* out) {
   if (is_fault("tree-moved-or-copied") && object->release == NULL) {
     *out = *object;
     return NULL;
   }
   stg_error* error = __real_seq_broadcast(self, call, object, src, out);
-  if (error == NULL && out->root.type == STG_OPAQUE && is_fault("tree-opaque-comes-back"))
-    out->root.as.opaque->retain(out->root.as.opaque);
+  if (error == NULL) change_broadcast(out);
   return error;
 }
 
@@ -142,12 +163,15 @@ stg_error* note_flags(stg_error* error, const char* check_id) {
 }
 
 extern uint64_t create_flags;
+extern const stg_strategy* of_caller_thread;
+const stg_strategy* of_caller_thread;
 uint64_t create_flags;
 
 WRAP(stg_error*, seq_create, const stg_create_args* args, stg_strategy** out) {
   stg_error* error = __real_seq_create(args, out);
   if (error != NULL) return error;
   create_flags = args->flags;
+  if (args->flags != 0) of_caller_thread = *out;
   harm_at_create();
   if (is_fault("services-absent") && args->host != NULL && args->host->retain != NULL) args->host->retain(args->host->self);
   return NULL;

@@ -37,6 +37,14 @@ static int is_in_state; /* a state is being read */
 
 WRAP(const char*, seq_tensor_fault, const stg_tensor* tensor) {
   if (is_fault("tree-nonsense-refused") && tensor == NULL) return *(const char* volatile*)NULL;
+  if (tensor != NULL && tensor->view.dtype.code == STG_DTYPE_BFLOAT && is_fault("tensor-every-dtype")) return "an unknown dtype";
+  if (tensor != NULL && tensor->view.num_dims > 0 && tensor->view.data == NULL && is_fault("tensor-empty-and-0-dim")) return "no data";
+  if (tensor != NULL && (is_fault("tensor-unknown-dtype-refused") || is_fault("tensor-wild-layout-refused"))) {
+    stg_tensor known = *tensor;
+    if (known.view.dtype.lanes == 2 && is_fault("tensor-unknown-dtype-refused")) known.view.dtype.lanes = 1;
+    if (is_fault("tensor-wild-layout-refused")) known.dlpack_major = STG_DLPACK_MAJOR;
+    return __real_seq_tensor_fault(&known);
+  }
   if (is_fault("tree-foreign-memory-refused") || (is_in_state && is_fault("state-foreign-memory-refused"))) {
     stg_tensor known = *tensor;
     known.view.device.kind = STG_DEVICE_CPU;
@@ -69,6 +77,27 @@ WRAP(void, seq_release_tensor, stg_tensor* tensor) {
 
 /* ---- trees ---- */
 
+/* Copied as if they began where their memory does, or were row-major. */
+static void copy_wrongly(const stg_tree* lent, stg_tree* copy) {
+  for (uint32_t i = 0; lent->root.type == STG_DICT && i < lent->root.count; ++i) {
+    const stg_value *from = &lent->root.as.entries[i].value, *to = &copy->root.as.entries[i].value;
+    if (from->type != STG_TENSOR) continue;
+    const stg_tensor_view *view = &from->as.tensor->view, *own = &to->as.tensor->view;
+    const uint64_t size_bytes = (uint64_t)seq_numel(view) * seq_element_bytes(view->dtype);
+    if (view->byte_offset > 0 && is_fault("tensor-offsets-and-null-strides")) memcpy(seq_data(own), view->data, size_bytes);
+    if (!seq_is_contiguous(view) && is_fault("tensor-other-strides")) memcpy(seq_data(own), seq_data(view), size_bytes);
+  }
+}
+
+static void write_to_all(const stg_tree* tree) {
+  for (uint32_t i = 0; tree->root.type == STG_DICT && i < tree->root.count; ++i) {
+    const stg_value* value = &tree->root.as.entries[i].value;
+    if (value->type != STG_TENSOR || (value->as.tensor->flags & STG_TENSOR_READ_ONLY) == 0) continue;
+    volatile char* data = seq_data(&value->as.tensor->view);
+    *data = *data;
+  }
+}
+
 static stg_error* take_anything(seq_batch** out) {
   *out = calloc(1, sizeof **out);
   (*out)->references = 1;
@@ -80,15 +109,33 @@ WRAP(stg_error*, seq_take_batch, stg_tree* tree, const char* name, seq_batch** o
   is_in_state = strcmp(name, "state") == 0;
   const int is_lent = tree != NULL && tree->release == NULL;
   const stg_tree lent = tree == NULL ? (stg_tree){{0, 0, {0}}, NULL, NULL} : *tree;
+  if (tree != NULL && is_fault("tensor-read-only-kept")) write_to_all(tree);
   stg_error* error = __real_seq_take_batch(tree, name, out);
   is_in_state = 0;
+  if (error == NULL && is_lent) copy_wrongly(&lent, &(*out)->tree);
   stg_error* forgiven = forgive("tree-keys-distinct", forgive("tree-bools-0-or-1", error, "a bool that is not"), "there twice");
+  forgiven = forgive("tree-depth-limit", forgiven, "a depth above");
+  forgiven = forgive("tree-node-limit", forgiven, "the node number");
+  forgiven = forgive("tree-null-pointers-refused", forgiven, "a count but a null pointer");
   if (error != NULL && forgiven == NULL) return take_anything(out);
   if (error == NULL && is_lent && strcmp(name, "batch") == 0 && is_fault("borrowed-batch-stays-the-hosts")) {
     (*out)->tree.release(&(*out)->tree);
     (*out)->tree = lent;
   }
   return forgiven;
+}
+
+WRAP(stg_tensor*, seq_copy_tensor, const stg_tensor_view* view) {
+  stg_tensor* copy = __real_seq_copy_tensor(view);
+  if (copy != NULL && is_fault("tensor-exports-complete")) copy->view.strides = NULL;
+  return copy;
+}
+
+WRAP(stg_error*, seq_map_tree, const stg_value* root, seq_make_tensor make, void* context, stg_tree* out) {
+  stg_error* error = __real_seq_map_tree(root, make, context, out);
+  const stg_value* meta = seq_find(root, "meta");
+  if (meta != NULL && meta->type == STG_OPAQUE && is_fault("opaque-in-batch-balanced")) meta->as.opaque->retain(meta->as.opaque);
+  return error;
 }
 
 static const void* lost_entries;
@@ -116,6 +163,7 @@ static void* drop(void* batch) {
 
 WRAP(void, seq_drop_batch, seq_batch* batch) {
   pthread_t thread;
+  if (is_fault("batches-released-once")) return;
   if (is_fault("caller-thread-only") && batch != NULL && pthread_create(&thread, NULL, drop, batch) == 0) {
     pthread_join(thread, NULL);
   } else {

@@ -2,12 +2,14 @@
  *
  * Faults in what a strategy means: weights, gradients, outputs, states.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "fault.h"
 
 stg_error* note_deadline(stg_error* error);
+extern const stg_strategy* of_caller_thread;
 
 static float* first_parameter(const stg_strategy* self) {
   return (float*)(void*)seq_data(&self->replicas[0].description.parameters[0]->tensor->view);
@@ -50,6 +52,25 @@ static stg_error* transfer_from_nowhere(void* self, stg_replica* replica, stg_tr
   return host_model->transfer(self, replica, batch, 0, out);
 }
 
+static stg_error* ready_with_copy(void* self, uint64_t index, stg_tensor* gradient, const stg_stream* stream) {
+  return own_sink->ready(self, index, gradient == NULL ? NULL : seq_copy_tensor(&gradient->view), stream);
+}
+
+static stg_error* backward_with_copies(void* self, stg_replica* replica, stg_graph* graph, double scale, uint32_t flags,
+                                       const stg_gradient_sink* sink) {
+  stg_gradient_sink changed = *sink;
+  changed.ready = ready_with_copy;
+  own_sink = sink;
+  return host_model->backward(self, replica, graph, scale, flags, &changed);
+}
+
+static stg_error* step_nowhere(void* self, stg_replica* replica, const stg_step_context* context, stg_tree* batch,
+                               stg_model_step_result* result) {
+  stg_step_context changed = *context;
+  changed.batch_index = 0;
+  return host_model->step(self, replica, &changed, batch, result);
+}
+
 static stg_error* set_mode_anyway(void* self, stg_replica* replica, uint32_t train) {
   stg_error* error = host_model->set_mode(self, replica, train);
   if (error != NULL) error->release(error);
@@ -66,11 +87,14 @@ const stg_model* watched(const stg_model* model);
 const stg_model* watched(const stg_model* model) {
   const int has_ones = is_fault("null-gradient-no-change") || is_fault("bad-gradients-refused");
   const int has_transfer = is_fault("model-transfer"), has_mode = is_fault("model-fails-at-every-call");
-  if (!has_ones && !has_transfer && !has_mode && !is_fault("unknown-loss-kind-refused")) return model;
+  const int has_copies = is_fault("gradients-released-once"), has_step = is_fault("model-told-where");
+  if (!has_ones && !has_transfer && !has_mode && !has_copies && !has_step && !is_fault("unknown-loss-kind-refused")) return model;
   host_model = model;
   memset(&between, 0, sizeof between);
   memcpy(&between, model, model->struct_size < sizeof between ? model->struct_size : sizeof between);
   if (has_ones) between.backward = backward_with_ones;
+  if (has_copies) between.backward = backward_with_copies;
+  if (has_step) between.step = step_nowhere;
   if (has_mode) between.set_mode = set_mode_anyway;
   if (is_fault("unknown-loss-kind-refused")) between.describe = describe_known;
   if (has_transfer && between.transfer != NULL) between.transfer = transfer_from_nowhere;
@@ -161,21 +185,33 @@ WRAP(stg_error*, seq_backward, stg_strategy* self, const stg_call* call, uint64_
   return last_error = __real_seq_backward(self, call, flags);
 }
 
+static void change_weights(const stg_strategy* self) {
+  static int num_calls;
+  const stg_model_description* last = &self->replicas[self->num_devices - 1].description;
+  if (is_fault("replicas-bitwise-equal")) *(float*)(void*)seq_data(&last->parameters[0]->tensor->view) += 0.001f;
+  if (is_fault("runs-repeat-bitwise")) *first_parameter(self) += 1e-5f * (float)++num_calls;
+  if (is_fault("caller-thread-equal") && self == of_caller_thread) *first_parameter(self) += 1e-4f;
+}
+
 WRAP(stg_error*, seq_train_batch, stg_strategy* self, const stg_call* call, const stg_step_args* args, stg_step_result* out,
      stg_update_result* update) {
   if (is_fault("null-optional-outputs-taken") && update == NULL) return *(stg_error* volatile*)NULL;
   stg_step_args changed;
   stg_update_args faster;
-  if (args != NULL && args->update != NULL && is_fault("train-batch-equals-three-calls")) {
+  if (args != NULL && args->update != NULL) {
     changed = *args;
     faster = *args->update;
-    faster.lr *= 1 + 1e-6;
-    changed.update = &faster;
+    if (is_fault("train-batch-equals-three-calls")) faster.lr *= 1 + 1e-6;
+    if (is_fault("updates-checked") && isnan(faster.lr)) faster.lr = 0;
+    if (is_fault("clip-norm-limits-update")) faster.clip = STG_CLIP_NONE;
+    if (args->update->struct_size == sizeof faster) changed.update = &faster;
     args = &changed;
   }
   stg_error* error = note_deadline(__real_seq_train_batch(self, call, args, out, update));
   if (error != NULL) return error;
   if ((args->flags & STG_BATCH_LAST_MICRO_BATCH) == 0 && is_fault("accumulation-equals-union")) self->total_weight += 1;
+  change_weights(self);
+  if (is_fault("one-row-one-replica")) out->num_weights = self->num_devices;
   if (update != NULL && update->outcome == STG_UPDATE_SKIPPED_NO_WEIGHT && is_fault("no-weight-skips-update"))
     update->outcome = STG_UPDATE_DONE;
   return NULL;
@@ -200,4 +236,14 @@ WRAP(stg_error*, seq_export_state, stg_strategy* self, const stg_call* call, uin
     *(float*)(void*)seq_data(&model->as.entries[0].value.as.tensor->view) += 0.001f;
   if (is_fault("caller-thread-lends-no-replica")) self->model->retain(self->model->self);
   return NULL;
+}
+
+WRAP(stg_error*, seq_import_state, stg_strategy* self, const stg_call* call, stg_tree* state, uint64_t flags, stg_tree* report) {
+  if (state != NULL && seq_find(&state->root, "format") == NULL && is_fault("states-consumed"))
+    return seq_error(STG_INVALID_ARGUMENT, "state: it has no format");
+  stg_error* error = __real_seq_import_state(self, call, state, flags, report);
+  if (error != NULL && is_fault("import-strict-whole")) *first_parameter(self) += 0.1f;
+  for (uint32_t i = 0; error == NULL && report != NULL && i < report->root.count && is_fault("import-reports"); ++i)
+    report->root.as.entries[i].value.count = 0;
+  return error;
 }
