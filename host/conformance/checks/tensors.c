@@ -219,9 +219,9 @@ static void unknown_dtypes_are_refused(void) {
 }
 
 static void wild_layouts_are_refused(void) {
-  enum { NEGATIVE_SIZE, NEGATIVE_STRIDE, HUGE_SIZE, HUGE_STRIDE, UNALIGNED, NEGATIVE_DIMS, MANY_DIMS, NULL_SHAPE, NULL_DATA, MAJOR_2, HUGE_OFFSET, NUM_KINDS };
+  enum { NEGATIVE_SIZE, NEGATIVE_STRIDE, HUGE_SIZE, HUGE_STRIDE, UNALIGNED, NEGATIVE_DIMS, NULL_SHAPE, NULL_DATA, MAJOR_2, HUGE_OFFSET, NUM_KINDS };
   static const char* const names[] = {"a size of -1", "a stride of -1", "a size of 2^62", "a stride of 2^62", "an offset of 2 bytes", "-1 dimensions",
-                                      "2000 dimensions", "a null shape", "null data", "DLPack's major 2", "a byte_offset of 2^63"};
+                                      "a null shape", "null data", "DLPack's major 2", "a byte_offset of 2^63"};
   static const int64_t shape[] = {2, 3};
   session s;
   if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
@@ -234,7 +234,6 @@ static void wild_layouts_are_refused(void) {
     if (kind == HUGE_STRIDE) view->strides[0] = INT64_C(1) << 62;
     if (kind == UNALIGNED) view->byte_offset = 2;
     if (kind == NEGATIVE_DIMS) view->num_dims = -1;
-    if (kind == MANY_DIMS) view->num_dims = 2000;
     if (kind == NULL_SHAPE) view->shape = NULL;
     if (kind == NULL_DATA) view->data = NULL;
     if (kind == MAJOR_2) tensor->dlpack_major = 2;
@@ -309,7 +308,7 @@ DEFINE_CHECKS(tensor_checks,
      "Codes 3 and 99, 0 and 2 lanes, and 0 and 4 bits are refused",
      "E2", NEEDS_STRATEGY | IS_ONCE, unknown_dtypes_are_refused},
     {"tensor-wild-layout-refused",
-     "Sizes, strides, offsets, dimensions, pointers and a version that can't be, 11 of them, are refused",
+     "Sizes, strides, offsets, dimensions, pointers and a version that can't be, 10 of them, are refused",
      "E2", NEEDS_STRATEGY | IS_ONCE, wild_layouts_are_refused},
     {"tensor-exports-complete",
      "What comes out (a copy, outputs, states) is of DLPack's major 1, on {1, 0}, with shape, strides and data",
