@@ -110,6 +110,20 @@ void note_names_libraries() {
   });
 }
 
+template <class Factory>
+void check_schemas(const Factory* const* factories, uint64_t num_factories) {
+  for (uint64_t i = 0; i < num_factories; ++i) {
+    const std::string name = text_of(factories[i]->name), schema = text_of(factories[i]->options_schema);
+    const auto parsed = nlohmann::json::parse(schema, nullptr, false);
+    expect(parsed.is_object(), "the options_schema of ", name, " is a JSON object; it is: ", schema.substr(0, 200));
+  }
+}
+
+void schemas_are_json() {
+  check_schemas(the_host.plugin->strategies, the_host.plugin->num_strategies);
+  check_schemas(the_host.plugin->models, the_host.plugin->num_models);
+}
+
 void one_symbol() {
   with_tables([](const ElfTables& tables) {
     std::string others;
@@ -205,6 +219,9 @@ DEFINE_CHECKS(file_checks,
     {"note-names-libraries",
      "A plugin that links libtorch, libc10, libcudart or libnccl says in its note which version it was built with",
      "A2", NEEDS_FILE, note_names_libraries},
+    {"options-schema-is-json",
+     "The options_schema of each strategy and model is a JSON object",
+     "G1", NEEDS_PLUGIN, schemas_are_json},
     {"elf-one-symbol",
      "It exports stg_plugin_probe and nothing else",
      "A1", NEEDS_FILE, one_symbol},

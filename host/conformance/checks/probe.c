@@ -2,11 +2,14 @@
  *
  * The way in: the probe with every kind of request, the ELF note, the tables.
  */
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "conformance/checks/check.h"
+#include "conformance/fixture/process.h"
 
 #define CANARY 0x5a
 
@@ -95,9 +98,7 @@ static void any_thread_may_probe(void) {
 
 static void tables_are_whole(void) {
   const stg_plugin* plugin = the_host.plugin;
-  const stg_string unknown = {"stratagem.nothing/1", 19};
   CHECK(plugin->name.size_bytes > 0 && plugin->version.size_bytes > 0);
-  CHECK(plugin->get_extension == NULL || plugin->get_extension(unknown) == NULL);
   for (uint64_t i = 0; i < plugin->num_strategies; ++i) {
     const stg_strategy_factory* factory = plugin->strategies[i];
     CHECK(factory->struct_size >= STG_STRATEGY_FACTORY_MIN_SIZE && factory->struct_size <= STG_MAX_STRUCT_SIZE_BYTES);
@@ -107,6 +108,64 @@ static void tables_are_whole(void) {
     CHECK(factory->api->struct_size >= STG_STRATEGY_API_MIN_SIZE && factory->api->create != NULL &&
           factory->api->destroy != NULL);
   }
+}
+
+/* ---- what it keeps to itself ---- */
+
+static void probing_keeps_nothing(void) {
+  for (int i = 0; i < 100; ++i) ask(1, 0, 0, 512);
+  const int64_t before = allocated_bytes();
+  for (int i = 0; i < 10000; ++i) ask(i % 2 == 0 ? STG_ABI_MAJOR : 9, 0, 0, 512);
+  const int64_t grown = allocated_bytes() - before;
+  CHECK_THAT(grown <= 1024, "10000 probes leave %d bytes behind; 1024 are let pass", (int)grown);
+}
+
+static void only_the_reply_is_written(void) {
+  struct {
+    uint64_t before[4];
+    stg_probe_reply reply;
+    uint64_t behind[4];
+  } room;
+  for (uint32_t major = 0; major < 3; ++major) {
+    char text[64];
+    stg_probe_request request = {major, 0, 5, 0, {"a host", 6}};
+    const stg_probe_request same = request;
+    memset(&room, CANARY, sizeof room); /* garbage in every field but these two */
+    room.reply.text = text;
+    room.reply.text_capacity_bytes = sizeof text;
+    the_host.probe(&request, &room.reply);
+    CHECK_THAT(memcmp(&request, &same, sizeof same) == 0, "major %u: the request is as it was", major);
+    for (int i = 0; i < 4; ++i)
+      CHECK_THAT(room.before[i] == room.behind[i] && room.before[i] == UINT64_C(0x5a5a5a5a5a5a5a5a), "major %u: nothing is written beside the reply", major);
+    CHECK_THAT(room.reply.text == text && room.reply.text_capacity_bytes == sizeof text, "major %u: the buffer's fields are as they were", major);
+    CHECK_THAT(room.reply.abi_major == STG_ABI_MAJOR && room.reply.min_minor <= room.reply.max_minor && room.reply.max_minor < 1000,
+               "major %u: the reply has all that the plugin speaks: %u.%u to %u", major, room.reply.abi_major, room.reply.min_minor, room.reply.max_minor);
+    CHECK_THAT((major == STG_ABI_MAJOR) == (room.reply.plugin != NULL), "major %u: a table, or null", major);
+  }
+}
+
+/* Its last byte is the last of a page, behind which nothing can be read. */
+static void the_name_is_read_by_its_size(void) {
+  char text[256];
+  char* pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (!CHECK(pages != MAP_FAILED) || !CHECK(mprotect(pages + 4096, 4096, PROT_NONE) == 0)) return;
+  memset(pages, 'n', 4096);
+  for (uint64_t size_bytes = 0; size_bytes <= 4096; size_bytes += 512) {
+    const stg_probe_request request = {7, 0, 0, 0, {pages + 4096 - size_bytes, size_bytes}};
+    stg_probe_reply reply;
+    memset(&reply, 0, sizeof reply);
+    reply.text = text;
+    reply.text_capacity_bytes = sizeof text;
+    CHECK(the_host.probe(&request, &reply) == STG_PROBE_REFUSED);
+  }
+}
+
+static void unknown_extensions_are_null(void) {
+  static char long_id[70000];
+  memset(long_id, 'x', sizeof long_id);
+  const stg_string ids[] = {{"stratagem.nothing/1", 19}, {"", 0}, {NULL, 0}, {long_id, sizeof long_id}};
+  for (size_t i = 0; i < sizeof ids / sizeof *ids; ++i)
+    CHECK_THAT(the_host.plugin->get_extension == NULL || the_host.plugin->get_extension(ids[i]) == NULL, "id %u is unknown", (unsigned)i);
 }
 
 DEFINE_CHECKS(probe_checks,
@@ -126,5 +185,17 @@ DEFINE_CHECKS(probe_checks,
      "4 threads at once get the right answer to 1000 requests each",
      "A1", NEEDS_LIBRARY, any_thread_may_probe},
     {"tables-whole",
-     "Names, version, summaries of one line, schemas, device kinds and functions of the tables are there, and an unknown extension is null",
-     "B3", NEEDS_PLUGIN, tables_are_whole});
+     "Names, version, summaries of one line, schemas, device kinds and functions of the tables are there",
+     "B3", NEEDS_PLUGIN, tables_are_whole},
+    {"probe-keeps-nothing",
+     "10000 probes, accepted and refused, leave at most 1024 bytes allocated",
+     "A1", NEEDS_PLUGIN, probing_keeps_nothing},
+    {"probe-writes-its-reply-only",
+     "The request and what lies around the reply stay as they were, and each field of a reply full of garbage is set",
+     "A1", NEEDS_LIBRARY, only_the_reply_is_written},
+    {"probe-reads-name-by-size",
+     "A host's name of 0 to 4096 bytes at the end of readable memory, without a NUL, is read by its size",
+     "D1", NEEDS_LIBRARY, the_name_is_read_by_its_size},
+    {"unknown-extension-is-null",
+     "get_extension is absent, or null for four ids that nobody knows, an empty one and one of 70000 bytes among them",
+     "B3", NEEDS_PLUGIN, unknown_extensions_are_null});

@@ -308,6 +308,33 @@ static void configs_that_can_not_be(void) {
   }
 }
 
+/* ---- as large as can be ---- */
+
+static union {
+  uint64_t words[STG_MAX_STRUCT_SIZE_BYTES / 8];
+  stg_call call;
+  stg_create_args create;
+} largest;
+
+static void the_largest_sizes_are_taken(void) {
+  static const stg_string name = {"sizes", 5};
+  session s;
+  stg_strategy* made = NULL;
+  if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
+  memset(&largest, 0, sizeof largest);
+  largest.call.struct_size = STG_MAX_STRUCT_SIZE_BYTES;
+  SUCCEEDS(the_host.api->barrier(s.strategy, &largest.call, name));
+  memset(&largest, 0, sizeof largest);
+  largest.create.struct_size = STG_MAX_STRUCT_SIZE_BYTES;
+  largest.create.config_json.data = "{}";
+  largest.create.config_json.size_bytes = 2;
+  if (SUCCEEDS(the_host.api->create(&largest.create, &made))) destroy_strategy(made);
+  largest.words[STG_MAX_STRUCT_SIZE_BYTES / 8 - 1] = 1; /* the last one is looked at, too */
+  made = NULL;
+  FAILS(the_host.api->create(&largest.create, &made), STG_UNIMPLEMENTED, NULL);
+  close_session(&s);
+}
+
 DEFINE_CHECKS(struct_checks,
     {"arguments-of-other-sizes",
      "Of each argument struct less than the smallest size and more than 65536 bytes are refused; zeros behind what is known are taken; another value there is unimplemented, with its offset",
@@ -320,4 +347,7 @@ DEFINE_CHECKS(struct_checks,
      "B2", NEEDS_STRATEGY | IS_ONCE, unknown_values_are_errors},
     {"bad-configs-refused",
      "19 configs that can't be are refused in words, without an internal error",
-     "G1", NEEDS_STRATEGY | IS_ONCE, configs_that_can_not_be});
+     "G1", NEEDS_STRATEGY | IS_ONCE, configs_that_can_not_be},
+    {"largest-sizes-taken",
+     "Argument structs of exactly 65536 bytes are taken if all behind what is known is 0, to the last byte",
+     "B1", NEEDS_STRATEGY | IS_ONCE, the_largest_sizes_are_taken});

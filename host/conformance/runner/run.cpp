@@ -218,9 +218,7 @@ int finish(const Options& options, const Report& report) {
   return !report.no_plugin.empty() ? no_plugin : is_conforming(report) ? conforms : does_not_conform;
 }
 
-}  // namespace
-
-int run(const Options& options) {
+int run_all(const Options& options) {
   check_patterns(options);
   if (options.list) {
     const auto checks = chosen_checks(options);
@@ -255,6 +253,17 @@ int run(const Options& options) {
   if (is_wanted || !is_entered) report.results.insert(report.results.begin(), first);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return finish(options, report);
+}
+
+}  // namespace
+
+int run(const Options& options) {
+  try {
+    return run_all(options);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return bad_options;
+  }
 }
 
 }  // namespace stratagem::conformance

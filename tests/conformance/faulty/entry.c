@@ -48,6 +48,33 @@ static stg_error* swallow_storage_error(stg_strategy* self, const stg_call* call
   return seq_error(STG_RESOURCE_EXHAUSTED, "save: the tape is full");
 }
 
+static stg_error* save_nothing(stg_strategy* self, const stg_call* call, const stg_checkpoint_args* args) {
+  (void)self, (void)call, (void)args;
+  return NULL;
+}
+
+static stg_error* load_nothing(stg_strategy* self, const stg_call* call, const stg_checkpoint_args* args, stg_tree* host_json,
+                               stg_tree* report) {
+  (void)self, (void)call, (void)args, (void)host_json, (void)report;
+  return NULL;
+}
+
+/* Says nothing of what goes wrong. */
+static stg_error* save_anyway(stg_strategy* self, const stg_call* call, const stg_checkpoint_args* args) {
+  static const stg_string name = {"state", 5};
+  const stg_storage* storage = self->host->storage;
+  void* transaction = NULL;
+  (void)call;
+  stg_error* error = storage->begin(storage->self, args->path, &transaction);
+  if (error == NULL) {
+    error = storage->write(storage->self, transaction, name, 0, "state", 5);
+    seq_release_error(error);
+    error = storage->commit(storage->self, transaction);
+  }
+  seq_release_error(error);
+  return NULL;
+}
+
 #define SET_TEXT(field, text)   \
   do {                          \
     (field).data = (text);      \
@@ -63,6 +90,12 @@ static const stg_plugin* changed(const stg_plugin* given) {
   if (is_fault("note-agrees-with-table")) SET_TEXT(plugin.version, "1.0.1");
   if (is_fault("tables-whole")) SET_TEXT(factory.summary, "two\nlines");
   if (is_fault("unknown-extension-is-null")) plugin.get_extension = any_extension;
+  if (is_fault("options-schema-is-json")) SET_TEXT(factory.options_schema, "{not json");
+  if (is_fault("storage-round-trip")) {
+    api.save = save_nothing;
+    api.load = load_nothing;
+  }
+  if (is_fault("storage-fails-at-every-call")) api.save = save_anyway;
   if (is_fault("storage-error-is-last-cause")) api.save = swallow_storage_error;
   return is_fault("plugin-enters") ? NULL : &plugin;
 }
@@ -92,6 +125,8 @@ static void change_refusal(stg_probe_reply* reply) {
 uint32_t stg_plugin_probe(const stg_probe_request* request, stg_probe_reply* reply) {
   if (is_fault("probe-tells-bad-arguments") && request == NULL) return STG_PROBE_ACCEPTED;
   harm_at_probe();
+  if (is_fault("probe-reads-name-by-size") && request != NULL && strnlen(request->host_name.data, 8192) == 8192) return STG_PROBE_BAD_ARGUMENT;
+  if (is_fault("probe-writes-its-reply-only") && request != NULL) ((stg_probe_request*)(uintptr_t)request)->max_minor = request->min_minor;
   uint32_t answer = sequential_probe(request, reply);
   if (answer == STG_PROBE_BAD_ARGUMENT) return answer;
   if (is_fault("note-agrees-with-probe")) reply->max_minor = 1;

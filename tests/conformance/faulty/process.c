@@ -71,4 +71,5 @@ void harm_at_create(void) {
 
 void harm_at_probe(void) {
   if (is_fault("load-starts-no-thread")) start_thread();
+  if (is_fault("probe-keeps-nothing")) lose_memory(64);
 }

@@ -10,6 +10,10 @@
 WRAP(stg_error*, seq_read_struct, void* to, uint64_t known_bytes, const void* from, uint64_t min_bytes, const char* name) {
   if (is_fault("arguments-of-other-sizes") && strcmp(name, "gradient_set") != 0) min_bytes = 8;
   if (is_fault("reduce-set-sizes-checked") && strcmp(name, "gradient_set") == 0) min_bytes = 8;
+  uint64_t size_bytes = 0;
+  if (from != NULL) memcpy(&size_bytes, from, sizeof size_bytes);
+  if (is_fault("largest-sizes-taken") && size_bytes == STG_MAX_STRUCT_SIZE_BYTES)
+    return seq_error(STG_INVALID_ARGUMENT, "%s.struct_size is too large", name);
   return __real_seq_read_struct(to, known_bytes, from, min_bytes, name);
 }
 
