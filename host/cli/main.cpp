@@ -30,7 +30,8 @@ CLI::App* add_conformance(CLI::App& app, stratagem::conformance::Options& option
   CLI::App* command = app.add_subcommand("conformance", "Try a plugin against the promises of the ABI, in child processes");
   CLI::Option* file = command->add_option("file", options.file, "A plugin");
   command->add_flag("--list", options.list, "List the checks, and run none");
-  command->add_option("--only", options.only, "Run the checks whose id fits this pattern, as of a shell")->allow_extra_args(false);
+  command->add_option("--only", options.only, "Run the checks whose id fits this pattern, as of a shell")
+      ->allow_extra_args(false);
   command->add_option("--skip", options.skip, "Don't run those")->allow_extra_args(false);
   command->add_option("--strategy", options.strategy, "Check this one of the plugin's strategies");
   command->add_option("--config", options.config, "What each instance's config begins with, as {\"options\": {...}}");

@@ -16,7 +16,7 @@ class Reader {
  public:
   explicit Reader(const std::filesystem::path& path) : name_(path.native()) {
     std::ifstream file(path, std::ios::binary);
-    if (!file) throw not_found("there is no file ", name_, ", or it can't be read");
+    if (!file || !std::filesystem::is_regular_file(path)) throw not_found("there is no file ", name_, ", or it can't be read");
     bytes_.assign(std::istreambuf_iterator<char>(file), {});
   }
 

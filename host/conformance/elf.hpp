@@ -17,15 +17,15 @@ struct ElfSymbol {
 };
 
 struct ElfTables {
-  std::vector<ElfSymbol> exported;     ///< defined, and seen by others
+  std::vector<ElfSymbol> exported;  ///< defined, and seen by others
   std::vector<std::string> needed;
-  std::vector<std::string> run_path;   ///< entries of DT_RUNPATH or DT_RPATH as they stand, empty ones too
-  bool is_run_path_old = false;        ///< DT_RPATH
-  bool is_never_unloaded = false;      ///< DF_1_NODELETE
+  std::vector<std::string> run_path;  ///< entries of DT_RUNPATH or DT_RPATH as they stand, empty ones too
+  bool is_run_path_old = false;       ///< DT_RPATH
+  bool is_never_unloaded = false;     ///< DF_1_NODELETE
   bool has_text_relocations = false;
-  bool has_stack_header = false;       ///< PT_GNU_STACK; without it the stack is executable
+  bool has_stack_header = false;  ///< PT_GNU_STACK; without it the stack is executable
   bool is_stack_executable = false;
-  bool has_writable_code = false;      ///< a segment that is both writable and executable
+  bool has_writable_code = false;  ///< a segment that is both writable and executable
 };
 
 /// Throws Error for what is no shared library, or is damaged.

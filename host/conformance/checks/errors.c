@@ -30,14 +30,17 @@ static int is_utf8(stg_string text) {
 static void check_form(stg_error* error, int of_instance, const char* name) {
   const uint32_t known = STG_ERROR_RETRYABLE | STG_ERROR_INSTANCE_USABLE | STG_ERROR_INSTANCE_DRAINING;
   if (!CHECK_THAT(error != NULL, "%s fails", name)) return;
-  const int is_usable = (error->flags & STG_ERROR_INSTANCE_USABLE) != 0, is_draining = (error->flags & STG_ERROR_INSTANCE_DRAINING) != 0;
-  CHECK_THAT(error->code >= STG_CANCELLED && error->code <= STG_UNAUTHENTICATED, "%s: a code from 1 to 16, not %u", name, error->code);
+  const int is_usable = (error->flags & STG_ERROR_INSTANCE_USABLE) != 0,
+            is_draining = (error->flags & STG_ERROR_INSTANCE_DRAINING) != 0;
+  CHECK_THAT(error->code >= STG_CANCELLED && error->code <= STG_UNAUTHENTICATED, "%s: a code from 1 to 16, not %u", name,
+             error->code);
   CHECK_THAT((error->flags & ~known) == 0, "%s: flags from 0 to 7, not %u", name, error->flags);
   if (of_instance) CHECK_THAT(is_usable != is_draining, "%s: either usable or draining, flags %u", name, error->flags);
   CHECK_THAT(error->replica >= -1 && error->replica < (int32_t)the_host.num_devices, "%s: replica %d", name, error->replica);
   CHECK_THAT(error->rank == -1 || error->rank == 0, "%s: rank %d", name, error->rank);
   const int is_no_device = error->device.kind == STG_DEVICE_NONE && error->device.index == -1;
-  CHECK_THAT(is_no_device || error->device.kind == STG_DEVICE_CPU, "%s: device {%u, %d}", name, error->device.kind, error->device.index);
+  CHECK_THAT(is_no_device || error->device.kind == STG_DEVICE_CPU, "%s: device {%u, %d}", name, error->device.kind,
+             error->device.index);
   CHECK_THAT(error->message.data != NULL && error->message.size_bytes > 0, "%s: a message", name);
   CHECK_THAT(error->message.data == NULL || is_utf8(error->message), "%s: its message is UTF-8", name);
   if (CHECK_THAT(error->release != NULL, "%s: a release", name)) error->release(error);
@@ -109,7 +112,8 @@ static void a_cause_is_released_once(void) {
     s.model.fail_in = where;
     stg_error* error = train_on(&s, &b, LR);
     if (CHECK(error != NULL)) {
-      CHECK_THAT(s.model.num_errors == 1, "the model's error lives as long as the one that it caused: %d alive", (int)s.model.num_errors);
+      CHECK_THAT(s.model.num_errors == 1, "the model's error lives as long as the one that it caused: %d alive",
+                 (int)s.model.num_errors);
       if (pthread_create(&thread, NULL, release_elsewhere, error) == 0) pthread_join(thread, NULL);
     }
     CHECK_THAT(s.model.num_errors == 0, "and is released with it, once: %d alive", (int)s.model.num_errors);
@@ -169,17 +173,19 @@ static int fail_at(int64_t number) {
   live(&of);
   const int has_failed = of.s.model.num_calls >= number;
   if (has_failed && CHECK_THAT(of.error != NULL, "the error of the model's call number %d comes back", (int)number)) {
-    CHECK_THAT(comes_from(of.error, &of.s.model), "the error of the model's call number %d is the cause; it is: %.*s", (int)number,
-               (int)of.error->message.size_bytes, of.error->message.data);
+    CHECK_THAT(comes_from(of.error, &of.s.model), "the error of the model's call number %d is the cause; it is: %.*s",
+               (int)number, (int)of.error->message.size_bytes, of.error->message.data);
     SUCCEEDS(the_host.api->status(of.s.strategy, &status));
     const int is_draining = (of.error->flags & STG_ERROR_INSTANCE_DRAINING) != 0;
-    CHECK_THAT(is_draining == (status.state == STG_STATE_DRAINING), "call number %d: flags %u, state %u", (int)number, of.error->flags, status.state);
+    CHECK_THAT(is_draining == (status.state == STG_STATE_DRAINING), "call number %d: flags %u, state %u", (int)number,
+               of.error->flags, status.state);
     if (status.state == STG_STATE_FIT) SUCCEEDS(train_on(&of.s, &of.b, LR)); /* usable means usable */
     if (status.state == STG_STATE_CREATED && SUCCEEDS(set_up(&of.s, STG_STAGE_FIT, NULL))) SUCCEEDS(train_on(&of.s, &of.b, LR));
   }
   if (of.error != NULL) of.error->release(of.error);
   close_session(&of.s);
-  CHECK_THAT(of.s.model.num_errors == 0, "call number %d: %d errors of the model are not released", (int)number, (int)of.s.model.num_errors);
+  CHECK_THAT(of.s.model.num_errors == 0, "call number %d: %d errors of the model are not released", (int)number,
+             (int)of.s.model.num_errors);
   CHECK_THAT(num_live_tensors == 0 && num_live_trees == 0, "call number %d leaves %d tensors and %d trees behind", (int)number,
              (int)num_live_tensors, (int)num_live_trees);
   return has_failed;
@@ -194,7 +200,8 @@ static void the_model_fails_at_every_call(void) {
 /* ---- gradients that can't be ---- */
 
 static void bad_gradients_are_refused(void) {
-  static const char* const names[] = {"", "an index of 99", "a second gradient", "another shape", "another dtype", "no gradient at all"};
+  static const char* const names[] = {
+      "", "an index of 99", "a second gradient", "another shape", "another dtype", "no gradient at all"};
   for (int with_bind = 0; with_bind < 2; ++with_bind) {
     for (int bad = MLP_BAD_INDEX; bad <= MLP_BAD_MISSING; ++bad) {
       session s;
@@ -279,27 +286,28 @@ static void newer_tables_are_taken(void) {
 }
 
 DEFINE_CHECKS(error_checks,
-    {"errors-well-formed",
-     "Errors of 9 kinds have a code from 1 to 16, known flags, either usable or draining, a message in UTF-8, places that there are, and a release",
-     "C1", NEEDS_STRATEGY | IS_ONCE, errors_are_well_formed},
-    {"error-outlives-instance",
-     "An error's message is the same after another error and after destroy",
-     "C1", NEEDS_STRATEGY | IS_ONCE, errors_outlive_the_instance},
-    {"cause-released-once",
-     "A model's error lives as long as the one that it caused, and is released with it once, on whatever thread",
-     "C1", NEEDS_STRATEGY, a_cause_is_released_once},
-    {"model-fails-at-every-call",
-     "A model that fails at its n-th call, for every n of a setup, 3 batches and an evaluation: each error comes back as cause, nothing is left, and the instance goes on",
-     "C1", NEEDS_STRATEGY, the_model_fails_at_every_call},
-    {"bad-gradients-refused",
-     "A gradient of index 99, a second one, one of another shape or dtype, and none at all are refused and released, and the next batch works",
-     "E2", NEEDS_STRATEGY | IS_ONCE, bad_gradients_are_refused},
-    {"unknown-loss-kind-refused",
-     "A model whose loss_kind is 77 is refused",
-     "B2", NEEDS_STRATEGY | IS_ONCE, unknown_loss_kinds_are_refused},
-    {"model-table-checked",
-     "A model's table of 0, 80 or 2^64 - 1 bytes, or with one of its 7 needed functions null, is refused and let go",
-     "B1", NEEDS_STRATEGY | IS_ONCE, models_are_checked},
-    {"newer-tables-taken",
-     "Tables of a model and of services with 32 bytes behind what is known are taken, and those not called",
-     "B1", NEEDS_STRATEGY | IS_ONCE, newer_tables_are_taken});
+              {"errors-well-formed",
+               "Errors of 9 kinds have a code from 1 to 16, known flags, either usable or draining, a message in UTF-8, places "
+               "that there are, and a release",
+               "C1", NEEDS_STRATEGY | IS_ONCE, errors_are_well_formed},
+              {"error-outlives-instance", "An error's message is the same after another error and after destroy", "C1",
+               NEEDS_STRATEGY | IS_ONCE, errors_outlive_the_instance},
+              {"cause-released-once",
+               "A model's error lives as long as the one that it caused, and is released with it once, on whatever thread", "C1",
+               NEEDS_STRATEGY, a_cause_is_released_once},
+              {"model-fails-at-every-call",
+               "A model that fails at its n-th call, for every n of a setup, 3 batches and an evaluation: each error comes back "
+               "as cause, nothing is left, and the instance goes on",
+               "C1", NEEDS_STRATEGY, the_model_fails_at_every_call},
+              {"bad-gradients-refused",
+               "A gradient of index 99, a second one, one of another shape or dtype, and none at all are refused and released, "
+               "and the next batch works",
+               "E2", NEEDS_STRATEGY | IS_ONCE, bad_gradients_are_refused},
+              {"unknown-loss-kind-refused", "A model whose loss_kind is 77 is refused", "B2", NEEDS_STRATEGY | IS_ONCE,
+               unknown_loss_kinds_are_refused},
+              {"model-table-checked",
+               "A model's table of 0, 80 or 2^64 - 1 bytes, or with one of its 7 needed functions null, is refused and let go",
+               "B1", NEEDS_STRATEGY | IS_ONCE, models_are_checked},
+              {"newer-tables-taken",
+               "Tables of a model and of services with 32 bytes behind what is known are taken, and those not called", "B1",
+               NEEDS_STRATEGY | IS_ONCE, newer_tables_are_taken});

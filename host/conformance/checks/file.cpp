@@ -57,8 +57,8 @@ void note_agrees_with_probe() {
     stg_probe_reply reply{};
     the_host.probe(&request, &reply);
     expect(reply.abi_major == note.abi_major, "the note's major is ", note.abi_major, ", the probe's ", reply.abi_major);
-    expect(reply.min_minor == note.min_minor && reply.max_minor == note.max_minor, "the note's minors are ", note.min_minor, " to ",
-           note.max_minor, ", the probe's ", reply.min_minor, " to ", reply.max_minor);
+    expect(reply.min_minor == note.min_minor && reply.max_minor == note.max_minor, "the note's minors are ", note.min_minor,
+           " to ", note.max_minor, ", the probe's ", reply.min_minor, " to ", reply.max_minor);
   });
 }
 
@@ -80,11 +80,13 @@ std::string joined(const std::multiset<std::string>& names) {
 void note_agrees_with_table() {
   with_note([](const PluginNote& note) {
     const stg_plugin& plugin = *the_host.plugin;
-    const auto strategies = names_of(plugin.strategies, plugin.num_strategies), models = names_of(plugin.models, plugin.num_models);
+    const auto strategies = names_of(plugin.strategies, plugin.num_strategies),
+               models = names_of(plugin.models, plugin.num_models);
     const std::multiset<std::string> noted(note.strategies.begin(), note.strategies.end());
     const std::multiset<std::string> noted_models(note.models.begin(), note.models.end());
     expect(text_of(plugin.name) == note.name, "the note's name is ", note.name, ", the table's ", text_of(plugin.name));
-    expect(text_of(plugin.version) == note.version, "the note's version is ", note.version, ", the table's ", text_of(plugin.version));
+    expect(text_of(plugin.version) == note.version, "the note's version is ", note.version, ", the table's ",
+           text_of(plugin.version));
     expect(strategies == noted, "the note's strategies are ", joined(noted), "; the table's ", joined(strategies));
     expect(models == noted_models, "the note's models are ", joined(noted_models), "; the table's ", joined(models));
   });
@@ -102,7 +104,8 @@ void note_names_libraries() {
         }
         return std::string();
       };
-      const std::string torch = needs({"libtorch", "libc10"}), cuda = needs({"libcudart", "libtorch_cuda"}), nccl = needs({"libnccl"});
+      const std::string torch = needs({"libtorch", "libc10"}), cuda = needs({"libcudart", "libtorch_cuda"}),
+                        nccl = needs({"libnccl"});
       expect(torch.empty() || !note.libtorch.empty(), "it needs ", torch, ", but its note has no \"libtorch\"");
       expect(cuda.empty() || !note.cuda.empty(), "it needs ", cuda, ", but its note has no \"cuda\"");
       expect(nccl.empty() || !note.nccl.empty(), "it needs ", nccl, ", but its note has no \"nccl\"");
@@ -144,7 +147,8 @@ void one_symbol() {
 void no_unique_symbols() {
   with_tables([](const ElfTables& tables) {
     for (const ElfSymbol& symbol : tables.exported) {
-      expect(!symbol.is_unique, symbol.name, " is STB_GNU_UNIQUE, which all plugins of a process would share; compile with "
+      expect(!symbol.is_unique, symbol.name,
+             " is STB_GNU_UNIQUE, which all plugins of a process would share; compile with "
              "-fno-gnu-unique, or hide it");
     }
     expect(true, "");
@@ -153,7 +157,8 @@ void no_unique_symbols() {
 
 void never_unloaded() {
   with_tables([](const ElfTables& tables) {
-    expect(tables.is_never_unloaded, "it has no DF_1_NODELETE: a deleter of its could be gone when it is called; link with -z nodelete");
+    expect(tables.is_never_unloaded,
+           "it has no DF_1_NODELETE: a deleter of its could be gone when it is called; link with -z nodelete");
   });
 }
 
@@ -183,8 +188,10 @@ void run_path_is_safe() {
     const bool ends_empty = !folders.empty() && folders.back().empty();
     while (!folders.empty() && folders.back().empty()) folders.pop_back();
     if (ends_empty) {
-      warn("its RUNPATH ends in \":\", so that the dynamic loader looks into the working directory last; CMake does that in the build "
-           "folder, and not in what it installs");
+      warn(
+          "its RUNPATH ends in \":\", so that the dynamic loader looks into the working directory last; CMake does that in the "
+          "build "
+          "folder, and not in what it installs");
     }
     for (const std::string& folder : folders) {
       const bool is_own = folder.starts_with("$ORIGIN") || folder.starts_with("${ORIGIN}");
@@ -207,40 +214,27 @@ using namespace stratagem::conformance;
 extern "C" {
 extern const check_list file_checks;
 DEFINE_CHECKS(file_checks,
-    {"note-well-formed",
-     "The ELF note of owner Stratagem is there once, is JSON, and has all keys that plugin.h names with their types",
-     "A2", NEEDS_FILE, note_well_formed},
-    {"note-agrees-with-probe",
-     "The note's major and minors are those that the probe answers",
-     "A2", NEEDS_LIBRARY, note_agrees_with_probe},
-    {"note-agrees-with-table",
-     "The note's name, version, strategies and models are those of the table",
-     "A2", NEEDS_PLUGIN, note_agrees_with_table},
-    {"note-names-libraries",
-     "A plugin that links libtorch, libc10, libcudart or libnccl says in its note which version it was built with",
-     "A2", NEEDS_FILE, note_names_libraries},
-    {"options-schema-is-json",
-     "The options_schema of each strategy and model is a JSON object",
-     "G1", NEEDS_PLUGIN, schemas_are_json},
-    {"elf-one-symbol",
-     "It exports stg_plugin_probe and nothing else",
-     "A1", NEEDS_FILE, one_symbol},
-    {"elf-no-unique-symbols",
-     "None of its symbols is STB_GNU_UNIQUE",
-     "A3", NEEDS_FILE, no_unique_symbols},
-    {"elf-nodelete",
-     "It is linked -z nodelete",
-     "A3", NEEDS_FILE, never_unloaded},
-    {"elf-no-text-relocations",
-     "It has no text relocations",
-     "A3", NEEDS_FILE, no_text_relocations},
-    {"elf-no-executable-stack",
-     "It does not ask for an executable stack",
-     "A3", NEEDS_FILE, no_executable_stack},
-    {"elf-no-writable-code",
-     "None of its segments is both writable and executable",
-     "A3", NEEDS_FILE, no_writable_code},
-    {"elf-run-path",
-     "Its RUNPATH has no relative or empty folder (an empty one at its end, as CMake makes, is warned of; so is one that is not declared, where --run-path declares any)",
-     "A3", NEEDS_FILE, run_path_is_safe});
+              {"note-well-formed",
+               "The ELF note of owner Stratagem is there once, is JSON, and has all keys that plugin.h names with their types",
+               "A2", NEEDS_FILE, note_well_formed},
+              {"note-agrees-with-probe", "The note's major and minors are those that the probe answers", "A2", NEEDS_LIBRARY,
+               note_agrees_with_probe},
+              {"note-agrees-with-table", "The note's name, version, strategies and models are those of the table", "A2",
+               NEEDS_PLUGIN, note_agrees_with_table},
+              {"note-names-libraries",
+               "A plugin that links libtorch, libc10, libcudart or libnccl says in its note which version it was built with",
+               "A2", NEEDS_FILE, note_names_libraries},
+              {"options-schema-is-json", "The options_schema of each strategy and model is a JSON object", "G1", NEEDS_PLUGIN,
+               schemas_are_json},
+              {"elf-one-symbol", "It exports stg_plugin_probe and nothing else", "A1", NEEDS_FILE, one_symbol},
+              {"elf-no-unique-symbols", "None of its symbols is STB_GNU_UNIQUE", "A3", NEEDS_FILE, no_unique_symbols},
+              {"elf-nodelete", "It is linked -z nodelete", "A3", NEEDS_FILE, never_unloaded},
+              {"elf-no-text-relocations", "It has no text relocations", "A3", NEEDS_FILE, no_text_relocations},
+              {"elf-no-executable-stack", "It does not ask for an executable stack", "A3", NEEDS_FILE, no_executable_stack},
+              {"elf-no-writable-code", "None of its segments is both writable and executable", "A3", NEEDS_FILE,
+               no_writable_code},
+              {"elf-run-path",
+               "Its RUNPATH has no relative or empty folder (an empty one at its end, as CMake makes, is warned of; so is one "
+               "that is not declared, where --run-path declares any)",
+               "A3", NEEDS_FILE, run_path_is_safe});
 }

@@ -22,8 +22,9 @@ static void replicas_are_equal(void) {
     SUCCEEDS(train_on(&s, &b, LR));
     for (int32_t replica = 1; replica < (int32_t)the_host.num_devices; ++replica) {
       for (int p = 0; p < MLP_NUM_PARAMETERS; ++p) {
-        CHECK_THAT(memcmp(mlp_parameter(&s.model, 0, p), mlp_parameter(&s.model, replica, p), (size_t)mlp_numel[p] * sizeof(float)) == 0,
-                   "after step %d parameter %d of replica %d is that of the root, bitwise", step, p, (int)replica);
+        CHECK_THAT(
+            memcmp(mlp_parameter(&s.model, 0, p), mlp_parameter(&s.model, replica, p), (size_t)mlp_numel[p] * sizeof(float)) == 0,
+            "after step %d parameter %d of replica %d is that of the root, bitwise", step, p, (int)replica);
       }
     }
   }
@@ -125,7 +126,8 @@ static void clipping_limits_the_gradient(void) {
     release_tree(&result.outputs);
     read_weights_of(&s, &after);
     const double moved = distance_of(&before, &after);
-    CHECK_THAT(moved > 0.0099 && moved < 0.0101, "with the norm clipped to 0.01 and a rate of 1 the weights move by 0.01, not %g", moved);
+    CHECK_THAT(moved > 0.0099 && moved < 0.0101, "with the norm clipped to 0.01 and a rate of 1 the weights move by 0.01, not %g",
+               moved);
   }
   close_session(&s);
 }
@@ -178,11 +180,12 @@ static stg_status status_of(const session* s) {
   return status;
 }
 
-static void check_status(const session* s, uint64_t num_micro_batches, uint64_t num_updates, uint64_t has_graph, const char* when) {
+static void check_status(const session* s, uint64_t num_micro_batches, uint64_t num_updates, uint64_t has_graph,
+                         const char* when) {
   const stg_status now = status_of(s);
   CHECK_THAT(now.state == STG_STATE_FIT && now.stage == STG_STAGE_FIT, "%s: state %u, stage %u", when, now.state, now.stage);
-  CHECK_THAT(now.num_micro_batches == num_micro_batches, "%s: %u micro-batches since the update, not %u", when, (unsigned)num_micro_batches,
-             (unsigned)now.num_micro_batches);
+  CHECK_THAT(now.num_micro_batches == num_micro_batches, "%s: %u micro-batches since the update, not %u", when,
+             (unsigned)num_micro_batches, (unsigned)now.num_micro_batches);
   CHECK_THAT(now.num_updates == num_updates, "%s: %u updates, not %u", when, (unsigned)num_updates, (unsigned)now.num_updates);
   CHECK_THAT(now.has_graph == has_graph, "%s: a graph waits: %u, not %u", when, (unsigned)has_graph, (unsigned)now.has_graph);
 }
@@ -237,12 +240,15 @@ static void models_are_told_where(void) {
     release_tree(&result.outputs);
     const stg_step_context* told = &s.model.last_context;
     CHECK_THAT(told->stage == stage, "stage %u, not %u", stage, told->stage);
-    CHECK_THAT(told->batch_index == args.batch_index && told->dataloader_index == args.dataloader_index && told->global_step == args.global_step,
-               "batch %d, dataloader %d, global step %d; the model was told %d, %d, %d", (int)args.batch_index, (int)args.dataloader_index,
-               (int)args.global_step, (int)told->batch_index, (int)told->dataloader_index, (int)told->global_step);
+    CHECK_THAT(told->batch_index == args.batch_index && told->dataloader_index == args.dataloader_index &&
+                   told->global_step == args.global_step,
+               "batch %d, dataloader %d, global step %d; the model was told %d, %d, %d", (int)args.batch_index,
+               (int)args.dataloader_index, (int)args.global_step, (int)told->batch_index, (int)told->dataloader_index,
+               (int)told->global_step);
     CHECK_THAT(told->num_replicas == (int32_t)the_host.num_devices && told->replica == 0, "replica 0 of %d, not %d of %d",
                (int)the_host.num_devices, told->replica, told->num_replicas);
-    CHECK_THAT(told->device.kind == STG_DEVICE_CPU && told->device.index == 0, "device {%u, %d}", told->device.kind, told->device.index);
+    CHECK_THAT(told->device.kind == STG_DEVICE_CPU && told->device.index == 0, "device {%u, %d}", told->device.kind,
+               told->device.index);
   }
   close_session(&s);
 }
@@ -309,7 +315,8 @@ static void strict_imports_are_whole(void) {
     read_weights_of(&s, &before);
     stg_error* error = the_host.api->import_state(s.strategy, NULL, &view, STG_IMPORT_STRICT, NULL);
     if (CHECK_THAT(error != NULL, "a state that doesn't fit is refused")) {
-      CHECK_THAT(text_has(error->message, "hidden.bias"), "the error names hidden.bias: %.*s", (int)error->message.size_bytes, error->message.data);
+      CHECK_THAT(text_has(error->message, "hidden.bias"), "the error names hidden.bias: %.*s", (int)error->message.size_bytes,
+                 error->message.data);
       error->release(error);
     }
     read_weights_of(&s, &after);
@@ -320,37 +327,28 @@ static void strict_imports_are_whole(void) {
   close_session(&s);
 }
 
-DEFINE_CHECKS(meaning_checks,
-    {"replicas-bitwise-equal",
-     "After each of 5 steps of 3 to 11 rows all replicas' parameters are equal, bitwise",
-     "H", NEEDS_STRATEGY | NEEDS_DEVICES, replicas_are_equal},
-    {"runs-repeat-bitwise",
-     "Two instances that are given the same 5 batches have the same weights, bitwise",
-     "H", NEEDS_STRATEGY, runs_repeat},
-    {"caller-thread-equal",
-     "With caller_thread_only 5 steps end with the same weights as without, bitwise",
-     "F2", NEEDS_STRATEGY | NEEDS_CALLER_THREAD, the_callers_thread_changes_nothing},
-    {"one-row-one-replica",
-     "A batch of one row runs on one replica, with weight 1",
-     "H", NEEDS_STRATEGY, one_row_runs_on_one_replica},
-    {"zero-grad-drops-window",
-     "zero_grad drops the micro-batches before it",
-     "H", NEEDS_STRATEGY, zero_grad_drops_the_window},
-    {"clip-norm-limits-update",
-     "With the norm clipped to 0.01 and a learning rate of 1 the weights move by 0.01, to 1 %",
-     "H", NEEDS_STRATEGY, clipping_limits_the_gradient},
+DEFINE_CHECKS(
+    meaning_checks,
+    {"replicas-bitwise-equal", "After each of 5 steps of 3 to 11 rows all replicas' parameters are equal, bitwise", "H",
+     NEEDS_STRATEGY | NEEDS_DEVICES, replicas_are_equal},
+    {"runs-repeat-bitwise", "Two instances that are given the same 5 batches have the same weights, bitwise", "H", NEEDS_STRATEGY,
+     runs_repeat},
+    {"caller-thread-equal", "With caller_thread_only 5 steps end with the same weights as without, bitwise", "F2",
+     NEEDS_STRATEGY | NEEDS_CALLER_THREAD, the_callers_thread_changes_nothing},
+    {"one-row-one-replica", "A batch of one row runs on one replica, with weight 1", "H", NEEDS_STRATEGY,
+     one_row_runs_on_one_replica},
+    {"zero-grad-drops-window", "zero_grad drops the micro-batches before it", "H", NEEDS_STRATEGY, zero_grad_drops_the_window},
+    {"clip-norm-limits-update", "With the norm clipped to 0.01 and a learning rate of 1 the weights move by 0.01, to 1 %", "H",
+     NEEDS_STRATEGY, clipping_limits_the_gradient},
     {"updates-checked",
-     "Learning rates of NaN and infinity, a clipping of kind 77 and a limit of -1 are refused, and change nothing",
-     "B2", NEEDS_STRATEGY | IS_ONCE, updates_are_checked},
+     "Learning rates of NaN and infinity, a clipping of kind 77 and a limit of -1 are refused, and change nothing", "B2",
+     NEEDS_STRATEGY | IS_ONCE, updates_are_checked},
     {"status-counts",
-     "status counts micro-batches and updates and says whether a graph waits, after each call of two micro-batches and two updates",
+     "status counts micro-batches and updates and says whether a graph waits, after each call of two micro-batches and two "
+     "updates",
      "H", NEEDS_STRATEGY, status_counts},
-    {"model-told-where",
-     "A model is told stage, batch, dataloader, global step, replica and device, in each of the 4 stages",
+    {"model-told-where", "A model is told stage, batch, dataloader, global step, replica and device, in each of the 4 stages",
      "H", NEEDS_STRATEGY, models_are_told_where},
-    {"import-reports",
-     "An import lists what is missing, unexpected and unknown",
-     "H", NEEDS_STRATEGY | IS_ONCE, imports_report},
-    {"import-strict-whole",
-     "A strict import of a state that doesn't fit names what is missing and changes nothing",
-     "H", NEEDS_STRATEGY | IS_ONCE, strict_imports_are_whole});
+    {"import-reports", "An import lists what is missing, unexpected and unknown", "H", NEEDS_STRATEGY | IS_ONCE, imports_report},
+    {"import-strict-whole", "A strict import of a state that doesn't fit names what is missing and changes nothing", "H",
+     NEEDS_STRATEGY | IS_ONCE, strict_imports_are_whole});

@@ -254,22 +254,18 @@ static void failures_leave_outputs(void) {
   close_session(&all.s);
 }
 
-DEFINE_CHECKS(null_checks,
-    {"null-arguments-refused",
-     "A null argument struct is invalid_argument in each of 12 functions",
-     "C3", NEEDS_STRATEGY | IS_ONCE, null_arguments},
-    {"null-trees-refused",
-     "A null batch, object or state is invalid_argument in each of 9 functions",
-     "C3", NEEDS_STRATEGY | IS_ONCE, null_trees},
+DEFINE_CHECKS(
+    null_checks,
+    {"null-arguments-refused", "A null argument struct is invalid_argument in each of 12 functions", "C3",
+     NEEDS_STRATEGY | IS_ONCE, null_arguments},
+    {"null-trees-refused", "A null batch, object or state is invalid_argument in each of 9 functions", "C3",
+     NEEDS_STRATEGY | IS_ONCE, null_trees},
     {"null-outputs-refused",
-     "A null output that is not optional is invalid_argument in each of 16 functions, and what was moved in is consumed",
-     "C3", NEEDS_STRATEGY | IS_ONCE, null_outputs},
-    {"null-optional-outputs-taken",
-     "The update result, the import's report and a name of no bytes may be null",
-     "H", NEEDS_STRATEGY | IS_ONCE, optional_outputs},
-    {"outputs-end-where-they-end",
-     "Nothing is written behind any of 9 kinds of outputs of their exact size",
-     "B1", NEEDS_STRATEGY | IS_ONCE, nothing_is_written_behind},
-    {"failures-leave-outputs",
-     "After a failure the output of each of 12 functions has the bytes that it had before",
-     "C2", NEEDS_STRATEGY | IS_ONCE, failures_leave_outputs});
+     "A null output that is not optional is invalid_argument in each of 16 functions, and what was moved in is consumed", "C3",
+     NEEDS_STRATEGY | IS_ONCE, null_outputs},
+    {"null-optional-outputs-taken", "The update result, the import's report and a name of no bytes may be null", "H",
+     NEEDS_STRATEGY | IS_ONCE, optional_outputs},
+    {"outputs-end-where-they-end", "Nothing is written behind any of 9 kinds of outputs of their exact size", "B1",
+     NEEDS_STRATEGY | IS_ONCE, nothing_is_written_behind},
+    {"failures-leave-outputs", "After a failure the output of each of 12 functions has the bytes that it had before", "C2",
+     NEEDS_STRATEGY | IS_ONCE, failures_leave_outputs});

@@ -168,22 +168,18 @@ static void null_instances_are_refused(void) {
   destroy_strategy(NULL); /* null is allowed */
 }
 
-DEFINE_CHECKS(object_checks,
-    {"tree-moved-or-copied",
-     "A moved tree is consumed, a borrowed one copied, and what comes back outlives the instance",
-     "D2", NEEDS_STRATEGY | IS_ONCE, moved_and_borrowed_trees},
-    {"tree-leaf-taken-out",
-     "A leaf that is taken out of a returned tree outlives it",
-     "E1", NEEDS_STRATEGY, a_leaf_can_be_taken_out},
-    {"tree-opaque-comes-back",
-     "An opaque value comes back as the same pointer, and retain and release are balanced",
-     "E1", NEEDS_STRATEGY | IS_ONCE, opaque_values_come_back},
-    {"services-absent",
-     "Every service may be a null slot, and the table is released as often as it is retained",
-     "G2", NEEDS_STRATEGY | IS_ONCE, services_may_be_absent},
+DEFINE_CHECKS(
+    object_checks,
+    {"tree-moved-or-copied", "A moved tree is consumed, a borrowed one copied, and what comes back outlives the instance", "D2",
+     NEEDS_STRATEGY | IS_ONCE, moved_and_borrowed_trees},
+    {"tree-leaf-taken-out", "A leaf that is taken out of a returned tree outlives it", "E1", NEEDS_STRATEGY,
+     a_leaf_can_be_taken_out},
+    {"tree-opaque-comes-back", "An opaque value comes back as the same pointer, and retain and release are balanced", "E1",
+     NEEDS_STRATEGY | IS_ONCE, opaque_values_come_back},
+    {"services-absent", "Every service may be a null slot, and the table is released as often as it is retained", "G2",
+     NEEDS_STRATEGY | IS_ONCE, services_may_be_absent},
     {"one-process-identities",
-     "In one process decisions and objects come back as they are, the rank is 0 of 1, and broadcast from rank 1 is refused",
-     "H", NEEDS_STRATEGY, identities},
-    {"null-instance-refused",
-     "A null instance is invalid_argument, and to abort or destroy one does nothing",
-     "F1", NEEDS_STRATEGY | IS_ONCE, null_instances_are_refused});
+     "In one process decisions and objects come back as they are, the rank is 0 of 1, and broadcast from rank 1 is refused", "H",
+     NEEDS_STRATEGY, identities},
+    {"null-instance-refused", "A null instance is invalid_argument, and to abort or destroy one does nothing", "F1",
+     NEEDS_STRATEGY | IS_ONCE, null_instances_are_refused});

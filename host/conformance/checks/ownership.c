@@ -19,8 +19,8 @@ static void release_on_another_thread(stg_tree* tree) {
 }
 
 static void check_all_released(int64_t tensors, int64_t trees, const char* when) {
-  CHECK_THAT(num_live_tensors == tensors && num_live_trees == trees, "%s %d tensors and %d trees of the host's are not released", when,
-             (int)(num_live_tensors - tensors), (int)(num_live_trees - trees));
+  CHECK_THAT(num_live_tensors == tensors && num_live_trees == trees, "%s %d tensors and %d trees of the host's are not released",
+             when, (int)(num_live_tensors - tensors), (int)(num_live_trees - trees));
 }
 
 static void batches_are_released_once(void) {
@@ -168,18 +168,17 @@ static void states_are_consumed(void) {
 }
 
 DEFINE_CHECKS(ownership_checks,
-    {"batches-released-once",
-     "After 3 batches, an evaluation, a forward whose graphs were dropped and a batch that was refused every tensor and tree of them is released, once",
-     "D2", NEEDS_STRATEGY, batches_are_released_once},
-    {"gradients-released-once",
-     "Gradients that the model hands over are released, once, after 3 updates and after a backward that fails half-way",
-     "D2", NEEDS_STRATEGY, gradients_are_released_once},
-    {"outputs-released-anywhere",
-     "What broadcast hands on is released on another thread, while the instance lives and after it",
-     "D3", NEEDS_STRATEGY | IS_ONCE, outputs_are_released_anywhere},
-    {"opaque-in-batch-balanced",
-     "The references of an object in 3 batches are balanced",
-     "E1", NEEDS_STRATEGY, opaque_values_in_batches_are_balanced},
-    {"states-consumed",
-     "A moved state is consumed by import_state and by setup, refused or not",
-     "D2", NEEDS_STRATEGY | IS_ONCE, states_are_consumed});
+              {"batches-released-once",
+               "After 3 batches, an evaluation, a forward whose graphs were dropped and a batch that was refused every tensor "
+               "and tree of them is released, once",
+               "D2", NEEDS_STRATEGY, batches_are_released_once},
+              {"gradients-released-once",
+               "Gradients that the model hands over are released, once, after 3 updates and after a backward that fails half-way",
+               "D2", NEEDS_STRATEGY, gradients_are_released_once},
+              {"outputs-released-anywhere",
+               "What broadcast hands on is released on another thread, while the instance lives and after it", "D3",
+               NEEDS_STRATEGY | IS_ONCE, outputs_are_released_anywhere},
+              {"opaque-in-batch-balanced", "The references of an object in 3 batches are balanced", "E1", NEEDS_STRATEGY,
+               opaque_values_in_batches_are_balanced},
+              {"states-consumed", "A moved state is consumed by import_state and by setup, refused or not", "D2",
+               NEEDS_STRATEGY | IS_ONCE, states_are_consumed});

@@ -136,10 +136,14 @@ static void only_the_reply_is_written(void) {
     the_host.probe(&request, &room.reply);
     CHECK_THAT(memcmp(&request, &same, sizeof same) == 0, "major %u: the request is as it was", major);
     for (int i = 0; i < 4; ++i)
-      CHECK_THAT(room.before[i] == room.behind[i] && room.before[i] == UINT64_C(0x5a5a5a5a5a5a5a5a), "major %u: nothing is written beside the reply", major);
-    CHECK_THAT(room.reply.text == text && room.reply.text_capacity_bytes == sizeof text, "major %u: the buffer's fields are as they were", major);
-    CHECK_THAT(room.reply.abi_major == STG_ABI_MAJOR && room.reply.min_minor <= room.reply.max_minor && room.reply.max_minor < 1000,
-               "major %u: the reply has all that the plugin speaks: %u.%u to %u", major, room.reply.abi_major, room.reply.min_minor, room.reply.max_minor);
+      CHECK_THAT(room.before[i] == room.behind[i] && room.before[i] == UINT64_C(0x5a5a5a5a5a5a5a5a),
+                 "major %u: nothing is written beside the reply", major);
+    CHECK_THAT(room.reply.text == text && room.reply.text_capacity_bytes == sizeof text,
+               "major %u: the buffer's fields are as they were", major);
+    CHECK_THAT(
+        room.reply.abi_major == STG_ABI_MAJOR && room.reply.min_minor <= room.reply.max_minor && room.reply.max_minor < 1000,
+        "major %u: the reply has all that the plugin speaks: %u.%u to %u", major, room.reply.abi_major, room.reply.min_minor,
+        room.reply.max_minor);
     CHECK_THAT((major == STG_ABI_MAJOR) == (room.reply.plugin != NULL), "major %u: a table, or null", major);
   }
 }
@@ -165,37 +169,34 @@ static void unknown_extensions_are_null(void) {
   memset(long_id, 'x', sizeof long_id);
   const stg_string ids[] = {{"stratagem.nothing/1", 19}, {"", 0}, {NULL, 0}, {long_id, sizeof long_id}};
   for (size_t i = 0; i < sizeof ids / sizeof *ids; ++i)
-    CHECK_THAT(the_host.plugin->get_extension == NULL || the_host.plugin->get_extension(ids[i]) == NULL, "id %u is unknown", (unsigned)i);
+    CHECK_THAT(the_host.plugin->get_extension == NULL || the_host.plugin->get_extension(ids[i]) == NULL, "id %u is unknown",
+               (unsigned)i);
 }
 
-DEFINE_CHECKS(probe_checks,
+DEFINE_CHECKS(
+    probe_checks,
     {"probe-chooses-highest-minor",
-     "The probe accepts ABI 1.0, and a host of 1.0 to 1.1000, for which it chooses the highest minor that both know",
-     "A1", NEEDS_PLUGIN, matching_minors_are_accepted},
-    {"probe-refuses-other-versions",
-     "Majors 0 and 7 and minors 900 to 901 are refused in words that name both sides' versions",
+     "The probe accepts ABI 1.0, and a host of 1.0 to 1.1000, for which it chooses the highest minor that both know", "A1",
+     NEEDS_PLUGIN, matching_minors_are_accepted},
+    {"probe-refuses-other-versions", "Majors 0 and 7 and minors 900 to 901 are refused in words that name both sides' versions",
      "A1", NEEDS_LIBRARY, other_versions_are_refused_in_words},
     {"probe-cuts-refusal-to-fit",
-     "A refusal is cut to buffers of 1 to 40 bytes, ends in NUL, and tells the size that the whole needs",
-     "A1", NEEDS_LIBRARY, refusals_are_cut_to_fit},
-    {"probe-tells-bad-arguments",
-     "A null request or reply is answered with 2, and a range of minors 3 to 1 is not accepted",
+     "A refusal is cut to buffers of 1 to 40 bytes, ends in NUL, and tells the size that the whole needs", "A1", NEEDS_LIBRARY,
+     refusals_are_cut_to_fit},
+    {"probe-tells-bad-arguments", "A null request or reply is answered with 2, and a range of minors 3 to 1 is not accepted",
      "A1", NEEDS_LIBRARY, bad_requests_are_told_apart},
-    {"probe-many-threads",
-     "4 threads at once get the right answer to 1000 requests each",
-     "A1", NEEDS_LIBRARY, any_thread_may_probe},
-    {"tables-whole",
-     "Names, version, summaries of one line, schemas, device kinds and functions of the tables are there",
-     "B3", NEEDS_PLUGIN, tables_are_whole},
-    {"probe-keeps-nothing",
-     "10000 probes, accepted and refused, leave at most 1024 bytes allocated",
-     "A1", NEEDS_PLUGIN, probing_keeps_nothing},
+    {"probe-many-threads", "4 threads at once get the right answer to 1000 requests each", "A1", NEEDS_LIBRARY,
+     any_thread_may_probe},
+    {"tables-whole", "Names, version, summaries of one line, schemas, device kinds and functions of the tables are there", "B3",
+     NEEDS_PLUGIN, tables_are_whole},
+    {"probe-keeps-nothing", "10000 probes, accepted and refused, leave at most 1024 bytes allocated", "A1", NEEDS_PLUGIN,
+     probing_keeps_nothing},
     {"probe-writes-its-reply-only",
-     "The request and what lies around the reply stay as they were, and each field of a reply full of garbage is set",
-     "A1", NEEDS_LIBRARY, only_the_reply_is_written},
+     "The request and what lies around the reply stay as they were, and each field of a reply full of garbage is set", "A1",
+     NEEDS_LIBRARY, only_the_reply_is_written},
     {"probe-reads-name-by-size",
-     "A host's name of 0 to 4096 bytes at the end of readable memory, without a NUL, is read by its size",
-     "D1", NEEDS_LIBRARY, the_name_is_read_by_its_size},
+     "A host's name of 0 to 4096 bytes at the end of readable memory, without a NUL, is read by its size", "D1", NEEDS_LIBRARY,
+     the_name_is_read_by_its_size},
     {"unknown-extension-is-null",
-     "get_extension is absent, or null for four ids that nobody knows, an empty one and one of 70000 bytes among them",
-     "B3", NEEDS_PLUGIN, unknown_extensions_are_null});
+     "get_extension is absent, or null for four ids that nobody knows, an empty one and one of 70000 bytes among them", "B3",
+     NEEDS_PLUGIN, unknown_extensions_are_null});

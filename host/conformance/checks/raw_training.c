@@ -119,12 +119,11 @@ static void float32_equals_one_set(void) { train(32, 0, 1e-6); }
 static void caller_thread_only_does_too(void) { train(64, STG_CREATE_CALLER_THREAD_ONLY, 1e-12); }
 
 DEFINE_CHECKS(raw_training_checks,
-    {"reduce-trains-in-float64",
-     "60 steps of a host's own model and optimizer over uneven shares equal one set in float64, to 1e-12, and all devices agree bitwise",
-     "H", NEEDS_STRATEGY, float64_equals_one_set},
-    {"reduce-trains-in-float32",
-     "They do in float32, step by step, to 1e-6",
-     "H", NEEDS_STRATEGY, float32_equals_one_set},
-    {"reduce-trains-on-caller-thread",
-     "They do with caller_thread_only",
-     "F2", NEEDS_STRATEGY | NEEDS_CALLER_THREAD, caller_thread_only_does_too});
+              {"reduce-trains-in-float64",
+               "60 steps of a host's own model and optimizer over uneven shares equal one set in float64, to 1e-12, and all "
+               "devices agree bitwise",
+               "H", NEEDS_STRATEGY, float64_equals_one_set},
+              {"reduce-trains-in-float32", "They do in float32, step by step, to 1e-6", "H", NEEDS_STRATEGY,
+               float32_equals_one_set},
+              {"reduce-trains-on-caller-thread", "They do with caller_thread_only", "F2", NEEDS_STRATEGY | NEEDS_CALLER_THREAD,
+               caller_thread_only_does_too});

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Every function in every state, from the table in states.h: illegal calls are failed_precondition, legal ones anything else. The same
- * while a call runs, from inside its callbacks and from another thread. And the child of a fork, in which none is legal.
+ * while a call runs, from inside its callbacks and from another thread.
  */
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "conformance/checks/check.h"
 
@@ -419,64 +416,20 @@ static void only_queries_while_a_call_runs(void (*inside)(void*)) {
 static void a_callback_must_not_call_in(void) { only_queries_while_a_call_runs(call_all_from_inside); }
 static void another_thread_must_not_call_in(void) { only_queries_while_a_call_runs(call_all_from_another_thread); }
 
-/* ---- fork ---- */
-
-/* The child answers by its exit code; alarm ends it where a call hangs. */
-static void run_child(session* s) {
-  stg_status status;
-  batch b;
-  alarm(20);
-  memset(&status, 0, sizeof status);
-  status.struct_size = sizeof status;
-  stg_error* error = the_host.api->status(s->strategy, &status);
-  if (error == NULL || error->code != STG_FAILED_PRECONDITION) _exit(10);
-  const stg_create_args args = {sizeof args, {NULL, 0}, NULL, 0};
-  stg_strategy* made = NULL;
-  error = the_host.api->create(&args, &made);
-  if (error == NULL || error->code != STG_FAILED_PRECONDITION || made != NULL) _exit(12);
-  make_batch(&b, 4, 1);
-  stg_tree tree = batch_tree(&b, 0);
-  stg_step_result result;
-  error = train_batch(s, NULL, &tree, 0.1, STG_BATCH_LAST_MICRO_BATCH, &result, NULL);
-  if (error == NULL || error->code != STG_FAILED_PRECONDITION) _exit(11);
-  _exit(0);
-}
-
-static void a_fork_is_refused(void) {
-  session s;
-  batch b;
-  int status = 0;
-  if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
-  make_batch(&b, 4, 1);
-  SUCCEEDS(train_on(&s, &b, 0.1));
-  fflush(stdout);
-  const pid_t child = fork();
-  if (child == 0) run_child(&s);
-  CHECK(child > 0 && waitpid(child, &status, 0) == child);
-  CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child got failed_precondition: status %x", (unsigned)status);
-  SUCCEEDS(train_on(&s, &b, 0.1)); /* the parent goes on */
-  close_session(&s);
-}
-
-DEFINE_CHECKS(state_checks,
-    {"state-legal-calls-taken",
-     "Each function is taken in each state in which states.h allows it",
-     "F1", NEEDS_STRATEGY | IS_ONCE, legal_calls_are_taken},
+DEFINE_CHECKS(
+    state_checks,
+    {"state-legal-calls-taken", "Each function is taken in each state in which states.h allows it", "F1",
+     NEEDS_STRATEGY | IS_ONCE, legal_calls_are_taken},
     {"state-illegal-calls-refused",
-     "A function that states.h forbids in a state is failed_precondition that names itself, the state and the way out, and changes nothing",
+     "A function that states.h forbids in a state is failed_precondition that names itself, the state and the way out, and "
+     "changes nothing",
      "F1", NEEDS_STRATEGY | IS_ONCE, illegal_calls_change_nothing},
-    {"abort-drains",
-     "abort leaves an instance draining, whatever its state, twice as well as once",
-     "F4", NEEDS_STRATEGY | IS_ONCE, abort_drains_from_every_state},
-    {"deadline-drains-alike",
-     "An instance that a deadline has left draining refuses the same as an aborted one",
-     "D4", NEEDS_STRATEGY | IS_TIMED, a_deadline_drains},
-    {"thread-callback-refused",
-     "From inside a callback an instance takes only queries, and the call goes on as any other",
-     "F1", NEEDS_STRATEGY, a_callback_must_not_call_in},
+    {"abort-drains", "abort leaves an instance draining, whatever its state, twice as well as once", "F4",
+     NEEDS_STRATEGY | IS_ONCE, abort_drains_from_every_state},
+    {"deadline-drains-alike", "An instance that a deadline has left draining refuses the same as an aborted one", "D4",
+     NEEDS_STRATEGY | IS_TIMED, a_deadline_drains},
+    {"thread-callback-refused", "From inside a callback an instance takes only queries, and the call goes on as any other", "F1",
+     NEEDS_STRATEGY, a_callback_must_not_call_in},
     {"thread-second-caller-refused",
-     "While a call runs, another thread's gets only queries answered, and the first goes on as any other",
-     "F1", NEEDS_STRATEGY, another_thread_must_not_call_in},
-    {"fork-child-refused",
-     "The child of a fork gets failed_precondition within 20 s from status, create and train_batch, and the parent goes on",
-     "F5", NEEDS_STRATEGY, a_fork_is_refused});
+     "While a call runs, another thread's gets only queries answered, and the first goes on as any other", "F1", NEEDS_STRATEGY,
+     another_thread_must_not_call_in});

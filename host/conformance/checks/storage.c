@@ -11,7 +11,7 @@
 
 #define LR 0.2
 
-static const char host_json[] = "{\"epoch\": 3}";
+static const char host_json[] = "{\"epoch\":3}";
 
 static stg_checkpoint_args checkpoint(const char* path) {
   stg_checkpoint_args args;
@@ -46,7 +46,8 @@ static void saved_comes_back(void) {
   memset(&args.host_json, 0, sizeof args.host_json);
   args.flags = STG_IMPORT_STRICT;
   if (is_saved && SUCCEEDS(the_host.api->load(second.strategy, NULL, &args, &json, &report))) {
-    CHECK_THAT(json.root.type == STG_STRING && json.root.count == sizeof host_json - 1 && memcmp(json.root.as.utf8, host_json, json.root.count) == 0,
+    CHECK_THAT(json.root.type == STG_STRING && json.root.count == sizeof host_json - 1 &&
+                   memcmp(json.root.as.utf8, host_json, json.root.count) == 0,
                "the host's JSON comes back as it was");
     check_equal_weights(&first, &second, "after load");
     SUCCEEDS(train_on(&first, &b, LR));
@@ -80,9 +81,11 @@ static int fail_at(session* s, memory_storage* storage, const stg_checkpoint_arg
     CHECK_THAT(comes_from(error, storage), "and is the cause: %.*s", (int)error->message.size_bytes, error->message.data);
     error->release(error);
   }
-  CHECK_THAT(fingerprint(storage) == before, "call number %d: what was saved before is as it was, and nothing else is there", (int)number);
+  CHECK_THAT(fingerprint(storage) == before, "call number %d: what was saved before is as it was, and nothing else is there",
+             (int)number);
   CHECK_THAT(storage->num_open == 0, "call number %d: %d transactions are left open", (int)number, (int)storage->num_open);
-  CHECK_THAT(storage->num_errors == 0, "call number %d: the storage's error is released once: %d are left", (int)number, (int)storage->num_errors);
+  CHECK_THAT(storage->num_errors == 0, "call number %d: the storage's error is released once: %d are left", (int)number,
+             (int)storage->num_errors);
   return 1;
 }
 
@@ -104,10 +107,12 @@ static void a_storage_fails_at_every_call(void) {
   close_session(&s);
 }
 
-DEFINE_CHECKS(storage_checks,
+DEFINE_CHECKS(
+    storage_checks,
     {"storage-round-trip",
      "A checkpoint in the host's storage comes back bitwise in another instance, with the host's JSON, and everything is closed",
      "G2", NEEDS_STRATEGY | IS_ONCE, saved_comes_back},
     {"storage-fails-at-every-call",
-     "A storage that fails at its n-th call of a save, for every n: the error is the cause, the old checkpoint stays, nothing is left open",
+     "A storage that fails at its n-th call of a save, for every n: the error is the cause, the old checkpoint stays, nothing is "
+     "left open",
      "G2", NEEDS_STRATEGY | IS_ONCE, a_storage_fails_at_every_call});

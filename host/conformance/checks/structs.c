@@ -336,18 +336,18 @@ static void the_largest_sizes_are_taken(void) {
 }
 
 DEFINE_CHECKS(struct_checks,
-    {"arguments-of-other-sizes",
-     "Of each argument struct less than the smallest size and more than 65536 bytes are refused; zeros behind what is known are taken; another value there is unimplemented, with its offset",
-     "B1", NEEDS_STRATEGY | IS_ONCE, arguments_of_other_sizes},
-    {"results-of-other-sizes",
-     "Of each result struct sizes too small or absurd are refused; of a newer host's the size is lowered and nothing written past it",
-     "B1", NEEDS_STRATEGY | IS_ONCE, results_of_other_sizes},
-    {"unknown-values-refused",
-     "Decision 2, mode 77, stage 44 and unknown flags are errors",
-     "B2", NEEDS_STRATEGY | IS_ONCE, unknown_values_are_errors},
-    {"bad-configs-refused",
-     "19 configs that can't be are refused in words, without an internal error",
-     "G1", NEEDS_STRATEGY | IS_ONCE, configs_that_can_not_be},
-    {"largest-sizes-taken",
-     "Argument structs of exactly 65536 bytes are taken if all behind what is known is 0, to the last byte",
-     "B1", NEEDS_STRATEGY | IS_ONCE, the_largest_sizes_are_taken});
+              {"arguments-of-other-sizes",
+               "Of each argument struct less than the smallest size and more than 65536 bytes are refused; zeros behind what is "
+               "known are taken; another value there is unimplemented, with its offset",
+               "B1", NEEDS_STRATEGY | IS_ONCE, arguments_of_other_sizes},
+              {"results-of-other-sizes",
+               "Of each result struct sizes too small or absurd are refused; of a newer host's the size is lowered and nothing "
+               "written past it",
+               "B1", NEEDS_STRATEGY | IS_ONCE, results_of_other_sizes},
+              {"unknown-values-refused", "Decision 2, mode 77, stage 44 and unknown flags are errors", "B2",
+               NEEDS_STRATEGY | IS_ONCE, unknown_values_are_errors},
+              {"bad-configs-refused", "19 configs that can't be are refused in words, without an internal error", "G1",
+               NEEDS_STRATEGY | IS_ONCE, configs_that_can_not_be},
+              {"largest-sizes-taken",
+               "Argument structs of exactly 65536 bytes are taken if all behind what is known is 0, to the last byte", "B1",
+               NEEDS_STRATEGY | IS_ONCE, the_largest_sizes_are_taken});

@@ -136,11 +136,11 @@ static const struct {
   const char* name;
   uint8_t code, bits;
 } dtypes[] = {
-    {"bool", STG_DTYPE_BOOL, 8},       {"int8", STG_DTYPE_INT, 8},          {"int16", STG_DTYPE_INT, 16},
-    {"int32", STG_DTYPE_INT, 32},      {"int64", STG_DTYPE_INT, 64},        {"uint8", STG_DTYPE_UINT, 8},
-    {"uint16", STG_DTYPE_UINT, 16},    {"uint32", STG_DTYPE_UINT, 32},      {"uint64", STG_DTYPE_UINT, 64},
-    {"float16", STG_DTYPE_FLOAT, 16},  {"bfloat16", STG_DTYPE_BFLOAT, 16},  {"float32", STG_DTYPE_FLOAT, 32},
-    {"float64", STG_DTYPE_FLOAT, 64},  {"complex64", STG_DTYPE_COMPLEX, 64}, {"complex128", STG_DTYPE_COMPLEX, 128},
+    {"bool", STG_DTYPE_BOOL, 8},      {"int8", STG_DTYPE_INT, 8},           {"int16", STG_DTYPE_INT, 16},
+    {"int32", STG_DTYPE_INT, 32},     {"int64", STG_DTYPE_INT, 64},         {"uint8", STG_DTYPE_UINT, 8},
+    {"uint16", STG_DTYPE_UINT, 16},   {"uint32", STG_DTYPE_UINT, 32},       {"uint64", STG_DTYPE_UINT, 64},
+    {"float16", STG_DTYPE_FLOAT, 16}, {"bfloat16", STG_DTYPE_BFLOAT, 16},   {"float32", STG_DTYPE_FLOAT, 32},
+    {"float64", STG_DTYPE_FLOAT, 64}, {"complex64", STG_DTYPE_COMPLEX, 64}, {"complex128", STG_DTYPE_COMPLEX, 128},
 };
 
 static void every_dtype_passes(void) {
@@ -150,7 +150,8 @@ static void every_dtype_passes(void) {
   for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; ++i) {
     stg_tree out;
     stg_tensor* tensor = new_tensor(dtypes[i].code, dtypes[i].bits, 2, shape);
-    for (int k = 0; k < 6 * dtypes[i].bits / 8; ++k) ((unsigned char*)tensor->view.data)[k] = (unsigned char)(dtypes[i].code == STG_DTYPE_BOOL ? k % 2 : 3 + k);
+    for (int k = 0; k < 6 * dtypes[i].bits / 8; ++k)
+      ((unsigned char*)tensor->view.data)[k] = (unsigned char)(dtypes[i].code == STG_DTYPE_BOOL ? k % 2 : 3 + k);
     stg_error* error = round_trip(&s, tensor, &out);
     CHECK_THAT(error == NULL, "%s passes: %.*s", dtypes[i].name, error == NULL ? 0 : (int)error->message.size_bytes,
                error == NULL ? "" : error->message.data);
@@ -204,8 +205,12 @@ static void unknown_dtypes_are_refused(void) {
     const char* name;
     stg_dtype dtype;
   } unknown[] = {
-      {"code 3", {3, 64, 1}}, {"code 99", {99, 32, 1}}, {"2 lanes", {STG_DTYPE_FLOAT, 32, 2}}, {"0 lanes", {STG_DTYPE_FLOAT, 32, 0}},
-      {"4 bits", {STG_DTYPE_INT, 4, 1}}, {"0 bits", {STG_DTYPE_FLOAT, 0, 1}},
+      {"code 3", {3, 64, 1}},
+      {"code 99", {99, 32, 1}},
+      {"2 lanes", {STG_DTYPE_FLOAT, 32, 2}},
+      {"0 lanes", {STG_DTYPE_FLOAT, 32, 0}},
+      {"4 bits", {STG_DTYPE_INT, 4, 1}},
+      {"0 bits", {STG_DTYPE_FLOAT, 0, 1}},
   };
   session s;
   if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
@@ -219,9 +224,22 @@ static void unknown_dtypes_are_refused(void) {
 }
 
 static void wild_layouts_are_refused(void) {
-  enum { NEGATIVE_SIZE, NEGATIVE_STRIDE, HUGE_SIZE, HUGE_STRIDE, UNALIGNED, NEGATIVE_DIMS, NULL_SHAPE, NULL_DATA, MAJOR_2, HUGE_OFFSET, NUM_KINDS };
-  static const char* const names[] = {"a size of -1", "a stride of -1", "a size of 2^62", "a stride of 2^62", "an offset of 2 bytes", "-1 dimensions",
-                                      "a null shape", "null data", "DLPack's major 2", "a byte_offset of 2^63"};
+  enum {
+    NEGATIVE_SIZE,
+    NEGATIVE_STRIDE,
+    HUGE_SIZE,
+    HUGE_STRIDE,
+    UNALIGNED,
+    NEGATIVE_DIMS,
+    NULL_SHAPE,
+    NULL_DATA,
+    MAJOR_2,
+    HUGE_OFFSET,
+    NUM_KINDS
+  };
+  static const char* const names[] = {"a size of -1",         "a stride of -1",       "a size of 2^62", "a stride of 2^62",
+                                      "an offset of 2 bytes", "-1 dimensions",        "a null shape",   "null data",
+                                      "DLPack's major 2",     "a byte_offset of 2^63"};
   static const int64_t shape[] = {2, 3};
   session s;
   if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
@@ -250,8 +268,8 @@ static void check_export(const stg_tensor* tensor, const char* what) {
   const stg_tensor_view* view = &tensor->view;
   CHECK_THAT(tensor->dlpack_major == STG_DLPACK_MAJOR, "%s: DLPack's major is 1, not %u", what, tensor->dlpack_major);
   CHECK_THAT(view->num_dims == 0 || (view->shape != NULL && view->strides != NULL), "%s: shape and strides are there", what);
-  CHECK_THAT(view->device.kind == STG_DEVICE_CPU && view->device.index == 0, "%s: a tensor on a CPU is on {1, 0}, not {%u, %d}", what,
-             view->device.kind, view->device.index);
+  CHECK_THAT(view->device.kind == STG_DEVICE_CPU && view->device.index == 0, "%s: a tensor on a CPU is on {1, 0}, not {%u, %d}",
+             what, view->device.kind, view->device.index);
   CHECK_THAT(view->dtype.lanes == 1, "%s: 1 lane", what);
   CHECK_THAT(count_elements(tensor) == 0 || view->data != NULL, "%s: data", what);
 }
@@ -288,28 +306,27 @@ static void exports_are_complete(void) {
   close_session(&s);
 }
 
-DEFINE_CHECKS(tensor_checks,
+DEFINE_CHECKS(
+    tensor_checks,
     {"tensor-offsets-and-null-strides",
-     "A batch whose tensors begin 24 and 4 bytes into their memory, with null strides, trains like any other",
-     "E2", NEEDS_STRATEGY, offsets_and_null_strides},
-    {"tensor-other-strides",
-     "A batch of transposed inputs and of every other element as targets does so, too",
-     "E2", NEEDS_STRATEGY, other_strides},
-    {"tensor-read-only-kept",
-     "Nothing is written to a read-only batch (its pages can't be written to), borrowed or moved",
-     "E2", NEEDS_STRATEGY, read_only_is_never_written},
+     "A batch whose tensors begin 24 and 4 bytes into their memory, with null strides, trains like any other", "E2",
+     NEEDS_STRATEGY, offsets_and_null_strides},
+    {"tensor-other-strides", "A batch of transposed inputs and of every other element as targets does so, too", "E2",
+     NEEDS_STRATEGY, other_strides},
+    {"tensor-read-only-kept", "Nothing is written to a read-only batch (its pages can't be written to), borrowed or moved", "E2",
+     NEEDS_STRATEGY, read_only_is_never_written},
     {"tensor-every-dtype",
-     "bool, 8 kinds of integers, float16, bfloat16, float32, float64, complex64 and complex128 come back from broadcast as they were",
+     "bool, 8 kinds of integers, float16, bfloat16, float32, float64, complex64 and complex128 come back from broadcast as they "
+     "were",
      "E2", NEEDS_STRATEGY | IS_ONCE, every_dtype_passes},
     {"tensor-empty-and-0-dim",
      "Tensors of no elements, with null data, and of no dimensions, with null shape and strides, come back with their shape",
      "E2", NEEDS_STRATEGY | IS_ONCE, empty_and_0_dim_pass},
-    {"tensor-unknown-dtype-refused",
-     "Codes 3 and 99, 0 and 2 lanes, and 0 and 4 bits are refused",
-     "E2", NEEDS_STRATEGY | IS_ONCE, unknown_dtypes_are_refused},
+    {"tensor-unknown-dtype-refused", "Codes 3 and 99, 0 and 2 lanes, and 0 and 4 bits are refused", "E2",
+     NEEDS_STRATEGY | IS_ONCE, unknown_dtypes_are_refused},
     {"tensor-wild-layout-refused",
-     "Sizes, strides, offsets, dimensions, pointers and a version that can't be, 10 of them, are refused",
-     "E2", NEEDS_STRATEGY | IS_ONCE, wild_layouts_are_refused},
+     "Sizes, strides, offsets, dimensions, pointers and a version that can't be, 10 of them, are refused", "E2",
+     NEEDS_STRATEGY | IS_ONCE, wild_layouts_are_refused},
     {"tensor-exports-complete",
-     "What comes out (a copy, outputs, states) is of DLPack's major 1, on {1, 0}, with shape, strides and data",
-     "E2", NEEDS_STRATEGY, exports_are_complete});
+     "What comes out (a copy, outputs, states) is of DLPack's major 1, on {1, 0}, with shape, strides and data", "E2",
+     NEEDS_STRATEGY, exports_are_complete});

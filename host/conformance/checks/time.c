@@ -84,12 +84,11 @@ static void a_cancel_flag_ends_in_time(void) { check_in_time(BY_CANCEL); }
 static void an_abort_ends_in_time(void) { check_in_time(BY_ABORT); }
 
 DEFINE_CHECKS(time_checks,
-    {"deadline-within-100-ms",
-     "A deadline 40 ms ahead, with a replica that sleeps for 300, ends train_batch within 100 ms of it, callbacks on the calling thread apart",
-     "F4", NEEDS_STRATEGY | IS_TIMED, a_deadline_ends_in_time},
-    {"cancel-within-100-ms",
-     "A cancel flag that is set after 40 ms does so, too",
-     "F4", NEEDS_STRATEGY | IS_TIMED, a_cancel_flag_ends_in_time},
-    {"abort-within-100-ms",
-     "So does an abort from another thread",
-     "F4", NEEDS_STRATEGY | IS_TIMED, an_abort_ends_in_time});
+              {"deadline-within-100-ms",
+               "A deadline 40 ms ahead, with a replica that sleeps for 300, ends train_batch within 100 ms of it, callbacks on "
+               "the calling thread apart",
+               "F4", NEEDS_STRATEGY | IS_TIMED, a_deadline_ends_in_time},
+              {"cancel-within-100-ms", "A cancel flag that is set after 40 ms does so, too", "F4", NEEDS_STRATEGY | IS_TIMED,
+               a_cancel_flag_ends_in_time},
+              {"abort-within-100-ms", "So does an abort from another thread", "F4", NEEDS_STRATEGY | IS_TIMED,
+               an_abort_ends_in_time});

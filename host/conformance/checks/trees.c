@@ -153,13 +153,13 @@ static void structure_is_kept(void) {
   stg_entry entries[6];
   stg_value root = of_int(STG_DICT, 0);
   if (!open_session(&s, 0, 0, STG_STAGE_FIT)) return;
-  stg_value numbers[] = {of_int(STG_BOOL, 1), of_int(STG_INT64, INT64_MIN), of_int(STG_INT64, INT64_MAX), of_double(-0.0), of_double(NAN),
-                         of_double(INFINITY), of_int(STG_NONE, 0)};
+  stg_value numbers[] = {of_int(STG_BOOL, 1), of_int(STG_INT64, INT64_MIN), of_int(STG_INT64, INT64_MAX), of_double(-0.0),
+                         of_double(NAN),      of_double(INFINITY),          of_int(STG_NONE, 0)};
   stg_value texts[] = {of_bytes(STG_STRING, "", 0), of_bytes(STG_STRING, NULL, 0), of_bytes(STG_STRING, "a\0b", 3),
                        of_bytes(STG_BYTES, "\xff\0\xfe", 3)};
   stg_value inner[] = {of_items(STG_TUPLE, numbers, 7), of_items(STG_LIST, NULL, 0)};
   const stg_value values[] = {of_items(STG_TUPLE, numbers, 7), of_items(STG_LIST, texts, 4), of_items(STG_TUPLE, NULL, 0),
-                              of_items(STG_LIST, inner, 2), of_items(STG_DICT, NULL, 0), of_int(STG_NONE, 0)};
+                              of_items(STG_LIST, inner, 2),    of_items(STG_DICT, NULL, 0),  of_int(STG_NONE, 0)};
   for (int i = 0; i < 6; ++i) {
     entries[i].key.data = keys[i];
     entries[i].key.size_bytes = key_bytes[i];
@@ -173,7 +173,8 @@ static void structure_is_kept(void) {
       CHECK_THAT(same_text(out.root.as.entries[i].key, entries[i].key), "key %u is where it was", i);
       CHECK_THAT(is_same(&out.root.as.entries[i].value, &entries[i].value), "value %u is as it was: type %u, count %u", i,
                  out.root.as.entries[i].value.type, out.root.as.entries[i].value.count);
-      CHECK_THAT(out.root.as.entries[i].key.size_bytes == 0 || out.root.as.entries[i].key.data != keys[i], "the copy's keys are its own");
+      CHECK_THAT(out.root.as.entries[i].key.size_bytes == 0 || out.root.as.entries[i].key.data != keys[i],
+                 "the copy's keys are its own");
     }
     release_tree(&out);
   }
@@ -181,15 +182,14 @@ static void structure_is_kept(void) {
 }
 
 DEFINE_CHECKS(tree_checks,
-    {"tree-depth-limit",
-     "A tree of depth 64 is taken, one of 65 refused, with the limit",
-     "E1", NEEDS_STRATEGY | IS_ONCE, depth_has_a_limit},
-    {"tree-node-limit",
-     "A tree of 1048576 nodes is taken, one more refused, with the limit",
-     "E1", NEEDS_STRATEGY | IS_ONCE, nodes_have_a_limit},
-    {"tree-null-pointers-refused",
-     "A null pointer with a count, a null tensor, a null opaque value and a null key are refused by their place",
-     "E1", NEEDS_STRATEGY | IS_ONCE, null_pointers_are_refused},
-    {"tree-structure-kept",
-     "Tuples, lists, empty ones, the order of keys, texts with NULs, NaN, -0 and the largest integers come back as they were, in memory of their own",
-     "E3", NEEDS_STRATEGY | IS_ONCE, structure_is_kept});
+              {"tree-depth-limit", "A tree of depth 64 is taken, one of 65 refused, with the limit", "E1",
+               NEEDS_STRATEGY | IS_ONCE, depth_has_a_limit},
+              {"tree-node-limit", "A tree of 1048576 nodes is taken, one more refused, with the limit", "E1",
+               NEEDS_STRATEGY | IS_ONCE, nodes_have_a_limit},
+              {"tree-null-pointers-refused",
+               "A null pointer with a count, a null tensor, a null opaque value and a null key are refused by their place", "E1",
+               NEEDS_STRATEGY | IS_ONCE, null_pointers_are_refused},
+              {"tree-structure-kept",
+               "Tuples, lists, empty ones, the order of keys, texts with NULs, NaN, -0 and the largest integers come back as "
+               "they were, in memory of their own",
+               "E3", NEEDS_STRATEGY | IS_ONCE, structure_is_kept});

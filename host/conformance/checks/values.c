@@ -183,19 +183,14 @@ static void streams_that_can_not_be(void) {
   close_session(&s);
 }
 
-DEFINE_CHECKS(value_checks,
+DEFINE_CHECKS(
+    value_checks,
     {"tree-foreign-memory-refused",
      "A borrowed tensor in another device's memory is refused by its key, unread, by each of the 10 functions that take a tree",
      "E2", NEEDS_STRATEGY | IS_ONCE, other_devices_are_refused},
-    {"state-foreign-memory-refused",
-     "So is one in a state, at import and at setup",
-     "E2", NEEDS_STRATEGY | IS_ONCE, states_on_other_devices_are_refused},
-    {"tree-bools-0-or-1",
-     "A bool of 2 or -1 is refused by its place",
-     "E1", NEEDS_STRATEGY | IS_ONCE, bools_are_0_or_1},
-    {"tree-keys-distinct",
-     "A key that is there twice is refused by its name",
-     "E1", NEEDS_STRATEGY | IS_ONCE, keys_are_distinct},
-    {"streams-checked",
-     "A stream of kind 77, a reserved field of 5, and null for 2 streams are refused",
-     "F3", NEEDS_STRATEGY | IS_ONCE, streams_that_can_not_be});
+    {"state-foreign-memory-refused", "So is one in a state, at import and at setup", "E2", NEEDS_STRATEGY | IS_ONCE,
+     states_on_other_devices_are_refused},
+    {"tree-bools-0-or-1", "A bool of 2 or -1 is refused by its place", "E1", NEEDS_STRATEGY | IS_ONCE, bools_are_0_or_1},
+    {"tree-keys-distinct", "A key that is there twice is refused by its name", "E1", NEEDS_STRATEGY | IS_ONCE, keys_are_distinct},
+    {"streams-checked", "A stream of kind 77, a reserved field of 5, and null for 2 streams are refused", "F3",
+     NEEDS_STRATEGY | IS_ONCE, streams_that_can_not_be});

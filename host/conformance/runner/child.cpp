@@ -122,8 +122,8 @@ int run_child() {
 
 ChildReport run_in_child(const Task& task, const Limits& limits) {
   const std::string secret = new_nonce();
-  const Ended ended =
-      run_process({"/proc/self/exe", child_command}, Json{{"nonce", secret}, {"task", task}}.dump(), limits.timeout_s, limits.memory_bytes);
+  const Ended ended = run_process({"/proc/self/exe", child_command}, Json{{"nonce", secret}, {"task", task}}.dump(),
+                                  limits.timeout_s, limits.memory_bytes);
   ChildReport report;
   read_records(ended.records, secret, report);
   report.output = ended.output;

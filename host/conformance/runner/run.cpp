@@ -27,10 +27,11 @@ namespace {
 using Json = nlohmann::json;
 
 // The first entry of every report: without it most others have nothing to stand on.
-constexpr check_entry entering{"plugin-enters",
-                         "It opens with RTLD_NOW and RTLD_LOCAL, has stg_plugin_probe, accepts a host of ABI 1.0, and its tables can "
-                         "be followed",
-                         "A3", NEEDS_LIBRARY, nullptr};
+constexpr check_entry entering{
+    "plugin-enters",
+    "It opens with RTLD_NOW and RTLD_LOCAL, has stg_plugin_probe, accepts a host of ABI 1.0, and its tables can "
+    "be followed",
+    "A3", NEEDS_LIBRARY, nullptr};
 
 bool matches(const std::vector<std::string>& patterns, const char* id) {
   return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& one) { return fnmatch(one.c_str(), id, 0) == 0; });

@@ -31,9 +31,7 @@ void hear(int kind, const char* text) {
   of.is_skipped |= kind == REPORT_SKIPPED;
   of.has_failed |= kind == REPORT_FAILED;
   of.has_warned |= kind == REPORT_WARNED;
-  const Outcome outcome = kind == REPORT_FAILED    ? Outcome::failed
-                          : kind == REPORT_SKIPPED ? Outcome::skipped
-                                                   : Outcome::warned;
+  const Outcome outcome = kind == REPORT_FAILED ? Outcome::failed : kind == REPORT_SKIPPED ? Outcome::skipped : Outcome::warned;
   of.tell(outcome, of.place + text);
 }
 
@@ -72,7 +70,8 @@ Settings& settings() {
 const check_entry* find_check(const std::string& id) {
   for (uint64_t i = 0; i < num_check_lists; ++i) {
     const check_entry* begin = check_lists[i]->checks;
-    const check_entry* found = std::find_if(begin, begin + check_lists[i]->num_checks, [&](const check_entry& one) { return one.id == id; });
+    const check_entry* found =
+        std::find_if(begin, begin + check_lists[i]->num_checks, [&](const check_entry& one) { return one.id == id; });
     if (found != begin + check_lists[i]->num_checks) return found;
   }
   return nullptr;

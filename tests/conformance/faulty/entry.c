@@ -75,9 +75,9 @@ static stg_error* save_anyway(stg_strategy* self, const stg_call* call, const st
   return NULL;
 }
 
-#define SET_TEXT(field, text)   \
-  do {                          \
-    (field).data = (text);      \
+#define SET_TEXT(field, text)          \
+  do {                                 \
+    (field).data = (text);             \
     (field).size_bytes = strlen(text); \
   } while (0)
 
@@ -125,8 +125,10 @@ static void change_refusal(stg_probe_reply* reply) {
 uint32_t stg_plugin_probe(const stg_probe_request* request, stg_probe_reply* reply) {
   if (is_fault("probe-tells-bad-arguments") && request == NULL) return STG_PROBE_ACCEPTED;
   harm_at_probe();
-  if (is_fault("probe-reads-name-by-size") && request != NULL && strnlen(request->host_name.data, 8192) == 8192) return STG_PROBE_BAD_ARGUMENT;
-  if (is_fault("probe-writes-its-reply-only") && request != NULL) ((stg_probe_request*)(uintptr_t)request)->max_minor = request->min_minor;
+  if (is_fault("probe-reads-name-by-size") && request != NULL && strnlen(request->host_name.data, 8192) == 8192)
+    return STG_PROBE_BAD_ARGUMENT;
+  if (is_fault("probe-writes-its-reply-only") && request != NULL)
+    ((stg_probe_request*)(uintptr_t)request)->max_minor = request->min_minor;
   uint32_t answer = sequential_probe(request, reply);
   if (answer == STG_PROBE_BAD_ARGUMENT) return answer;
   if (is_fault("note-agrees-with-probe")) reply->max_minor = 1;

@@ -14,9 +14,9 @@ int is_fault(const char* check_id);
 
 /* WRAP(stg_error*, seq_barrier, ...): begins the function that is called in place of seq_barrier, which is __real_seq_barrier here.
  * Only calls from other files than its own go through it. */
-#define WRAP(result, name, ...)        \
-  result __real_##name(__VA_ARGS__);   \
-  result __wrap_##name(__VA_ARGS__);   \
+#define WRAP(result, name, ...)      \
+  result __real_##name(__VA_ARGS__); \
+  result __wrap_##name(__VA_ARGS__); \
   result __wrap_##name(__VA_ARGS__)
 
 /* Null, with the error released, if this is the fault asked for and the error says `part`. */

@@ -33,7 +33,8 @@ WRAP(stg_error*, seq_check_time, stg_strategy* self, const stg_call* call, const
   if (is_fault("deadline-ends-call")) changed.deadline_ns = 0;
   if (is_fault("cancel-flag-ends-call")) changed.cancel = NULL;
   stg_error* error = __real_seq_check_time(self, &changed, before, replica);
-  if ((says(error, "deadline") && is_fault("deadline-within-100-ms")) || (says(error, "cancelled") && is_fault("cancel-within-100-ms")) ||
+  if ((says(error, "deadline") && is_fault("deadline-within-100-ms")) ||
+      (says(error, "cancelled") && is_fault("cancel-within-100-ms")) ||
       (says(error, "aborted") && is_fault("abort-within-100-ms")))
     usleep(200000);
   return error;
@@ -185,10 +186,13 @@ WRAP(stg_error*, seq_setup, stg_strategy* self, const stg_call* call, const stg_
   if (is_fault("null-arguments-refused") && args == NULL) return *(stg_error* volatile*)NULL;
   if (model != NULL && model->struct_size > sizeof *model && model->struct_size <= 4096 && is_fault("newer-tables-taken"))
     return seq_error(STG_INVALID_ARGUMENT, "model: a slot that is not known here");
-  if (model != NULL && model->struct_size >= STG_MODEL_MIN_SIZE && model->release_graph == NULL && is_fault("model-table-checked")) return NULL;
+  if (model != NULL && model->struct_size >= STG_MODEL_MIN_SIZE && model->release_graph == NULL &&
+      is_fault("model-table-checked"))
+    return NULL;
   if (model != NULL && model->struct_size >= STG_MODEL_MIN_SIZE && model->struct_size <= 4096) {
     const uint64_t size_bytes = model->struct_size;
-    if (is_fault("model-without-optional-slots") && size_bytes == STG_MODEL_MIN_SIZE) model->parameters_changed(model->self, NULL);
+    if (is_fault("model-without-optional-slots") && size_bytes == STG_MODEL_MIN_SIZE)
+      model->parameters_changed(model->self, NULL);
     if (is_fault("half-a-slot-is-absent") && size_bytes > STG_MODEL_MIN_SIZE && size_bytes < sizeof *model)
       model->bind(model->self, NULL, 0, NULL, NULL);
     changed = *args;
@@ -207,7 +211,8 @@ WRAP(stg_error*, seq_teardown, stg_strategy* self, const stg_call* call) {
 }
 
 WRAP(void, seq_destroy, stg_strategy* self) {
-  if (is_fault("error-outlives-instance") && last_error != NULL) memset((void*)(uintptr_t)last_error->message.data, '?', last_error->message.size_bytes);
+  if (is_fault("error-outlives-instance") && last_error != NULL)
+    memset((void*)(uintptr_t)last_error->message.data, '?', last_error->message.size_bytes);
   if (is_fault("destroy-inside-ignored") && self != NULL && self->is_busy) self->is_aborted = 1;
   __real_seq_destroy(self);
 }

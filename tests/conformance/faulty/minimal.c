@@ -5,8 +5,9 @@
 #include <stratagem/plugin.h>
 
 #ifndef NOTE
-#define NOTE                                                                                                                \
-  "{\"name\": \"minimal\", \"version\": \"1.0.0\", \"abi\": {\"major\": 1, \"min_minor\": 0, \"max_minor\": 0}, \"strategies\": [], " \
+#define NOTE                                                                                                      \
+  "{\"name\": \"minimal\", \"version\": \"1.0.0\", \"abi\": {\"major\": 1, \"min_minor\": 0, \"max_minor\": 0}, " \
+  "\"strategies\": [], "                                                                                          \
   "\"models\": []}"
 #endif
 STG_PLUGIN_NOTE(NOTE);
@@ -20,8 +21,9 @@ STG_EXPORT int another_symbol(void);
 int another_symbol(void) { return 1; }
 #endif
 #ifdef UNIQUE_SYMBOL
-__asm__(".pushsection .data\n.globl shared_by_all\n.type shared_by_all, @gnu_unique_object\n.size shared_by_all, 8\n"
-        "shared_by_all: .quad 0\n.popsection");
+__asm__(
+    ".pushsection .data\n.globl shared_by_all\n.type shared_by_all, @gnu_unique_object\n.size shared_by_all, 8\n"
+    "shared_by_all: .quad 0\n.popsection");
 #endif
 #ifdef TEXT_RELOCATION
 __asm__(".pushsection .text\n.quad stg_plugin_probe\n.popsection");

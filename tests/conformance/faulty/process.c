@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -48,7 +49,66 @@ static void lose_memory(size_t size_bytes) {
   if (lost == NULL) abort();
 }
 
+/* ---- what a child must survive as a result of the tool, and not as its end ---- */
+
+static void write_much(void) {
+  static char block[65536];
+  memset(block, 'x', sizeof block);
+  for (int i = 0; i < 3200; ++i) {
+    if (write(STDOUT_FILENO, block, sizeof block) < 0) return;
+  }
+}
+
+static void take_memory(void) {
+  for (;;) {
+    char* block = malloc(16 << 20);
+    if (block == NULL) return;
+    memset(block, 1, 16 << 20);
+    usleep(2000);
+  }
+}
+
+/* Its number is written down, so that a test can look whether it is still there. */
+static void leave_child(void) {
+  const pid_t child = fork();
+  if (child == 0) {
+    for (;;) pause();
+  }
+  FILE* file = fopen(getenv("STRATAGEM_FAULT_FILE"), "w");
+  if (file == NULL) abort();
+  fprintf(file, "%d", (int)child);
+  fclose(file);
+}
+
+static void close_all(void) {
+  for (int fd = 0; fd < 1024; ++fd) close(fd);
+}
+
+static void pretend(void) {
+  static const char record[] = "{\"end\": 0, \"nonce\": \"\"}\n";
+  for (int fd = 3; fd < 1024; ++fd) {
+    if (write(fd, record, sizeof record - 1) < 0) continue;
+  }
+  exit(0);
+}
+
+static void misbehave(void) {
+  if (is_fault("misbehaves-by-exit")) exit(0);
+  if (is_fault("misbehaves-by-abort")) abort();
+  if (is_fault("misbehaves-by-hanging")) wait_for_ever(NULL);
+  if (is_fault("misbehaves-by-output")) write_much();
+  if (is_fault("misbehaves-by-memory")) take_memory();
+  if (is_fault("misbehaves-by-child")) leave_child();
+  if (is_fault("misbehaves-by-closing")) close_all();
+  if (is_fault("misbehaves-by-pretending")) pretend();
+  if (is_fault("misbehaves-by-ignoring-signals")) {
+    for (int i = 1; i < 65; ++i) signal(i, SIG_IGN);
+    wait_for_ever(NULL);
+  }
+}
+
 void harm_at_setup(void) {
+  misbehave();
   if (is_fault("process-signals-kept")) signal(SIGUSR2, handle_signal);
   if (is_fault("process-environment-kept")) setenv("OMP_NUM_THREADS", "1", 1);
   if (is_fault("process-locale-kept")) setlocale(LC_ALL, "C.UTF-8");
@@ -70,6 +130,7 @@ void harm_at_create(void) {
 }
 
 void harm_at_probe(void) {
+  if (is_fault("misbehaves-in-probe")) exit(0);
   if (is_fault("load-starts-no-thread")) start_thread();
   if (is_fault("probe-keeps-nothing")) lose_memory(64);
 }

@@ -68,7 +68,8 @@ static void change_result(const stg_reduce_gradients_args* args, uint64_t set, u
   for (int64_t i = 0; i < seq_numel(view); ++i) {
     if (is_double && is_fault("reduce-trains-in-float64")) doubles[i] = (double)(float)doubles[i];
     if (!is_double && is_fault("reduce-trains-in-float32")) floats[i] *= 1.001f;
-    if (!is_double && is_fault("reduce-sum-ignores-weights") && args->op == STG_REDUCE_SUM) floats[i] *= (float)args->sets[0]->weight;
+    if (!is_double && is_fault("reduce-sum-ignores-weights") && args->op == STG_REDUCE_SUM)
+      floats[i] *= (float)args->sets[0]->weight;
     if (!is_double && is_fault("reduce-null-in-some-is-zero") && was_null) floats[i] = 0;
     if (is_double && is_fault("reduce-trains-on-caller-thread") && create_flags != 0 && set == 0) doubles[i] += 0.001;
   }

@@ -42,7 +42,8 @@ static int is_in_state; /* a state is being read */
 WRAP(const char*, seq_tensor_fault, const stg_tensor* tensor) {
   if (is_fault("tree-nonsense-refused") && tensor == NULL) return *(const char* volatile*)NULL;
   if (tensor != NULL && tensor->view.dtype.code == STG_DTYPE_BFLOAT && is_fault("tensor-every-dtype")) return "an unknown dtype";
-  if (tensor != NULL && tensor->view.num_dims > 0 && tensor->view.data == NULL && is_fault("tensor-empty-and-0-dim")) return "no data";
+  if (tensor != NULL && tensor->view.num_dims > 0 && tensor->view.data == NULL && is_fault("tensor-empty-and-0-dim"))
+    return "no data";
   if (tensor != NULL && (is_fault("tensor-unknown-dtype-refused") || is_fault("tensor-wild-layout-refused"))) {
     stg_tensor known = *tensor;
     if (known.view.dtype.lanes == 2 && is_fault("tensor-unknown-dtype-refused")) known.view.dtype.lanes = 1;

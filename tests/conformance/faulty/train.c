@@ -47,7 +47,8 @@ static stg_error* backward_with_ones(void* self, stg_replica* replica, stg_graph
   return host_model->backward(self, replica, graph, scale, flags, &changed);
 }
 
-static stg_error* transfer_from_nowhere(void* self, stg_replica* replica, stg_tree* batch, int64_t dataloader_index, stg_tree* out) {
+static stg_error* transfer_from_nowhere(void* self, stg_replica* replica, stg_tree* batch, int64_t dataloader_index,
+                                        stg_tree* out) {
   (void)dataloader_index;
   return host_model->transfer(self, replica, batch, 0, out);
 }
@@ -103,7 +104,8 @@ const stg_model* watched(const stg_model* model) {
 
 /* ---- forward ---- */
 
-WRAP(stg_error*, seq_forward, stg_strategy* self, const stg_call* call, const seq_step* step, seq_batch* batch, stg_tree* outputs) {
+WRAP(stg_error*, seq_forward, stg_strategy* self, const stg_call* call, const seq_step* step, seq_batch* batch,
+     stg_tree* outputs) {
   stg_error* error = __real_seq_forward(self, call, step, batch, outputs);
   if (error != NULL || step->stage != STG_STAGE_FIT) return error;
   for (uint64_t i = 0; i < self->num_weights; ++i) {
