@@ -94,7 +94,7 @@ static stg_tree* fresh(everything* all) {
 static void null_outputs(void) {
   everything all;
   const stg_strategy_api* api = the_host.api;
-  const stg_create_args create = {sizeof create, {"{}", 2}, NULL, 0};
+  const stg_create_args create = {sizeof create, plain_config(), NULL, 0};
   if (!open_all(&all, STG_STAGE_FIT)) return;
   stg_strategy* self = all.s.strategy;
   REFUSES(api->create(&create, NULL));

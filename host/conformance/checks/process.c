@@ -166,7 +166,7 @@ static void run_child(session* s) {
   status.struct_size = sizeof status;
   stg_error* error = the_host.api->status(s->strategy, &status);
   if (error == NULL || error->code != STG_FAILED_PRECONDITION) _exit(10);
-  const stg_create_args args = {sizeof args, {NULL, 0}, NULL, 0};
+  const stg_create_args args = {sizeof args, plain_config(), NULL, 0};
   stg_strategy* made = NULL;
   error = the_host.api->create(&args, &made);
   if (error == NULL || error->code != STG_FAILED_PRECONDITION || made != NULL) _exit(12);

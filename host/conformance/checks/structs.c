@@ -60,8 +60,10 @@ static void check_argument(session* s, const char* name, const void* args, uint6
 }
 
 static stg_error* give_create(session* s, void* args) {
+  const stg_string config = plain_config();
   stg_strategy* made = NULL;
   (void)s;
+  memcpy((char*)args + offsetof(stg_create_args, config_json), &config, sizeof config);
   stg_error* error = the_host.api->create(args, &made);
   CHECK_THAT((error == NULL) == (made != NULL), "on failure outputs are untouched");
   if (made != NULL) destroy_strategy(made);
@@ -326,8 +328,7 @@ static void the_largest_sizes_are_taken(void) {
   SUCCEEDS(the_host.api->barrier(s.strategy, &largest.call, name));
   memset(&largest, 0, sizeof largest);
   largest.create.struct_size = STG_MAX_STRUCT_SIZE_BYTES;
-  largest.create.config_json.data = "{}";
-  largest.create.config_json.size_bytes = 2;
+  largest.create.config_json = plain_config();
   if (SUCCEEDS(the_host.api->create(&largest.create, &made))) destroy_strategy(made);
   largest.words[STG_MAX_STRUCT_SIZE_BYTES / 8 - 1] = 1; /* the last one is looked at, too */
   made = NULL;

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <spawn.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +14,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 
 #include "base/error.hpp"
 
@@ -165,6 +168,22 @@ Ended run_process(const std::vector<std::string>& command, const std::string& in
   drain(records.read.get(), ended.records, max_record_bytes);
   ended.seconds = seconds();
   return ended;
+}
+
+void adopt_orphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+void end_orphans() {
+  for (int turns = 0; turns < 100; ++turns) {  // one that is killed may leave others
+    bool is_alone = true;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::ifstream children(task.path() / "children");
+      for (pid_t pid = 0; children >> pid; is_alone = false) kill(pid, SIGKILL);
+    }
+    if (is_alone) return;
+    while (waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+    usleep(1000);
+  }
 }
 
 }  // namespace stratagem::conformance

@@ -24,4 +24,9 @@ struct Ended {
 /// Runs `command` (a path and its arguments) with `input` on its standard input. Any thread.
 Ended run_process(const std::vector<std::string>& command, const std::string& input, double timeout_s, uint64_t memory_bytes);
 
+/// From here on what the children leave behind becomes this process's: one that has left its group (a daemon), too.
+void adopt_orphans();
+/// Kills and reaps all children that there are. Nothing of run_process may be running.
+void end_orphans();
+
 }  // namespace stratagem::conformance

@@ -19,6 +19,7 @@
 #include "conformance/conformance.hpp"
 #include "conformance/elf.hpp"
 #include "conformance/runner/child.hpp"
+#include "conformance/runner/process.hpp"
 #include "conformance/runner/report.hpp"
 
 namespace stratagem::conformance {
@@ -188,6 +189,22 @@ class Runner {
   std::string config_;
 };
 
+/// While it lives no process of a plugin's can escape.
+class OrphanKeeper {
+ public:
+  explicit OrphanKeeper(bool in_process) : in_process_(in_process) {
+    if (!in_process_) adopt_orphans();
+  }
+  OrphanKeeper(const OrphanKeeper&) = delete;
+  OrphanKeeper& operator=(const OrphanKeeper&) = delete;
+  ~OrphanKeeper() {
+    if (!in_process_) end_orphans();
+  }
+
+ private:
+  bool in_process_;
+};
+
 Result entered(const Runner& runner, const Options& options, Report& report) {
   Result result;
   result.of = &entering;
@@ -231,6 +248,7 @@ int run_all(const Options& options) {
   report.options = options;
   report.options.file = std::filesystem::absolute(options.file).lexically_normal();
   const Runner runner(report.options, members_of(options.config));
+  const OrphanKeeper orphans(options.in_process);
   report.no_plugin = why_no_plugin(report.options.file);
   if (!report.no_plugin.empty()) return finish(options, report);
   const Result first = entered(runner, options, report);

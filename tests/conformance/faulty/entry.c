@@ -59,6 +59,24 @@ static stg_error* load_nothing(stg_strategy* self, const stg_call* call, const s
   return NULL;
 }
 
+static stg_error* announce_nothing(stg_strategy* self, const stg_call* call, const stg_transfer_args* args, uint32_t stage,
+                                   uint64_t* ticket) {
+  (void)self, (void)call, (void)stage;
+  seq_release_tree(args->batch);
+  *ticket = 7;
+  return NULL;
+}
+
+static stg_error* no_gradients_at_all(stg_strategy* self, const stg_call* call, stg_tree* out) {
+  (void)self, (void)call;
+  return seq_new_tree(out);
+}
+
+static stg_error* reduce_nothing(stg_strategy* self, const stg_call* call, stg_tree* object, uint32_t op, stg_tree* out) {
+  (void)self, (void)call, (void)op;
+  return seq_copy_tree(&object->root, out);
+}
+
 /* Says nothing of what goes wrong. */
 static stg_error* save_anyway(stg_strategy* self, const stg_call* call, const stg_checkpoint_args* args) {
   static const stg_string name = {"state", 5};
@@ -91,6 +109,9 @@ static const stg_plugin* changed(const stg_plugin* given) {
   if (is_fault("tables-whole")) SET_TEXT(factory.summary, "two\nlines");
   if (is_fault("unknown-extension-is-null")) plugin.get_extension = any_extension;
   if (is_fault("options-schema-is-json")) SET_TEXT(factory.options_schema, "{not json");
+  if (is_fault("announced-batch-alike")) api.announce_batch = announce_nothing;
+  if (is_fault("gradients-reduced")) api.gradients = no_gradients_at_all;
+  if (is_fault("tree-reduced-by-each-op")) api.reduce = reduce_nothing;
   if (is_fault("storage-round-trip")) {
     api.save = save_nothing;
     api.load = load_nothing;

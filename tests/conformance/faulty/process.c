@@ -72,6 +72,7 @@ static void take_memory(void) {
 static void leave_child(void) {
   const pid_t child = fork();
   if (child == 0) {
+    if (is_fault("misbehaves-by-daemon")) setsid();
     for (;;) pause();
   }
   FILE* file = fopen(getenv("STRATAGEM_FAULT_FILE"), "w");
@@ -98,7 +99,7 @@ static void misbehave(void) {
   if (is_fault("misbehaves-by-hanging")) wait_for_ever(NULL);
   if (is_fault("misbehaves-by-output")) write_much();
   if (is_fault("misbehaves-by-memory")) take_memory();
-  if (is_fault("misbehaves-by-child")) leave_child();
+  if (is_fault("misbehaves-by-child") || is_fault("misbehaves-by-daemon")) leave_child();
   if (is_fault("misbehaves-by-closing")) close_all();
   if (is_fault("misbehaves-by-pretending")) pretend();
   if (is_fault("misbehaves-by-ignoring-signals")) {

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "fault.h"
 
@@ -65,11 +66,25 @@ static stg_error* backward_with_copies(void* self, stg_replica* replica, stg_gra
   return host_model->backward(self, replica, graph, scale, flags, &changed);
 }
 
+static void* call_it_too(void* nothing) {
+  usleep(100000);
+  host_model->set_mode(host_model->self, current, 1);
+  return nothing;
+}
+
 static stg_error* step_nowhere(void* self, stg_replica* replica, const stg_step_context* context, stg_tree* batch,
                                stg_model_step_result* result) {
   stg_step_context changed = *context;
-  changed.batch_index = 0;
-  return host_model->step(self, replica, &changed, batch, result);
+  pthread_t thread;
+  current = replica;
+  if (is_fault("replica-one-caller")) {
+    if (pthread_create(&thread, NULL, call_it_too, NULL) != 0) abort();
+  } else {
+    changed.batch_index = 0;
+  }
+  stg_error* error = host_model->step(self, replica, &changed, batch, result);
+  if (is_fault("replica-one-caller")) pthread_join(thread, NULL);
+  return error;
 }
 
 static stg_error* set_mode_anyway(void* self, stg_replica* replica, uint32_t train) {
@@ -88,7 +103,8 @@ const stg_model* watched(const stg_model* model);
 const stg_model* watched(const stg_model* model) {
   const int has_ones = is_fault("null-gradient-no-change") || is_fault("bad-gradients-refused");
   const int has_transfer = is_fault("model-transfer"), has_mode = is_fault("model-fails-at-every-call");
-  const int has_copies = is_fault("gradients-released-once"), has_step = is_fault("model-told-where");
+  const int has_copies = is_fault("gradients-released-once"),
+            has_step = is_fault("model-told-where") || is_fault("replica-one-caller");
   if (!has_ones && !has_transfer && !has_mode && !has_copies && !has_step && !is_fault("unknown-loss-kind-refused")) return model;
   host_model = model;
   memset(&between, 0, sizeof between);
@@ -200,6 +216,7 @@ WRAP(stg_error*, seq_train_batch, stg_strategy* self, const stg_call* call, cons
   if (is_fault("null-optional-outputs-taken") && update == NULL) return *(stg_error* volatile*)NULL;
   stg_step_args changed;
   stg_update_args faster;
+  if (args != NULL && args->announced == 7 && is_fault("announced-batch-alike")) return NULL;
   if (args != NULL && args->update != NULL) {
     changed = *args;
     faster = *args->update;
@@ -231,6 +248,7 @@ WRAP(stg_error*, seq_validation_step, stg_strategy* self, const stg_call* call, 
 /* ---- states ---- */
 
 WRAP(stg_error*, seq_export_state, stg_strategy* self, const stg_call* call, uint64_t flags, stg_tree* out) {
+  if (is_fault("unknown-flags-refused")) flags &= STG_EXPORT_COPY;
   stg_error* error = __real_seq_export_state(self, call, flags, out);
   if (error != NULL) return error;
   const stg_value* model = seq_find(&out->root, "model");
