@@ -105,10 +105,14 @@ struct Workers::Job {
     }
     num_phases_done[worker].store(phase + 1, std::memory_order_release);
   }
-  void throw_failure() const {
-    for (const std::optional<Error>& failure : failures) {
-      if (failure) throw Error(*failure);
+  // Taken out, all of them: a worker may hold the job for a while after the call is back, and a model's error is not to be held with it.
+  void throw_failure() {
+    std::optional<Error> first;
+    for (std::optional<Error>& failure : failures) {
+      if (failure && !first) first = std::move(failure);
+      failure.reset();
     }
+    if (first) throw std::move(*first);
   }
   // Lets the others go on; phases.size() ends the run.
   void begin_phase(uint32_t phase) {

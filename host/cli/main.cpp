@@ -7,6 +7,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/output.hpp"
+#include "conformance/conformance.hpp"
 
 using namespace stratagem::cli;
 
@@ -23,6 +24,29 @@ void add_run_options(CLI::App& command, RunOptions& options) {
       ->allow_extra_args(false)
       ->delimiter('\0');
   command.add_flag("--json", options.json, "Print one JSON object as the last line of stdout");
+}
+
+CLI::App* add_conformance(CLI::App& app, stratagem::conformance::Options& options) {
+  CLI::App* command = app.add_subcommand("conformance", "Try a plugin against the promises of the ABI, in child processes");
+  CLI::Option* file = command->add_option("file", options.file, "A plugin");
+  command->add_flag("--list", options.list, "List the checks, and run none");
+  command->add_option("--only", options.only, "Run the checks whose id fits this pattern, as of a shell")
+      ->allow_extra_args(false);
+  command->add_option("--skip", options.skip, "Don't run those")->allow_extra_args(false);
+  command->add_option("--strategy", options.strategy, "Check this one of the plugin's strategies");
+  command->add_option("--config", options.config, "What each instance's config begins with, as {\"options\": {...}}");
+  command->add_option("--run-path", options.run_path, "A folder that its RUNPATH may name: tells of all others")
+      ->allow_extra_args(false);
+  command->add_option("--seed", options.seed, "Of batches")->capture_default_str();
+  command->add_option("--jobs", options.jobs, "Checks side by side; 0: one per CPU")->capture_default_str();
+  command->add_option("--timeout", options.timeout_s, "Seconds that a check may take")->capture_default_str();
+  command->add_option("--memory", options.memory_mib, "MiB that it may hold")->capture_default_str();
+  command->add_flag("--in-process", options.in_process, "Load the plugin into this process, for a debugger");
+  command->add_flag("--json", options.json, "Print one JSON object");
+  command->callback([&options, file] {
+    if (!options.list && file->empty()) throw CLI::RequiredError("file");
+  });
+  return command;
 }
 
 }  // namespace
@@ -66,6 +90,9 @@ int main(int argc, char** argv) {
   CLI::App* schema_command = app.add_subcommand("schema", "Print the config's JSON Schema, or that of the options of a plugin");
   schema_command->add_option("--strategy", strategy, "Of this strategy's options");
   schema_command->add_option("--model", model, "Of this model's options")->excludes("--strategy");
+  stratagem::conformance::Options conformance;
+  CLI::App* conformance_command = add_conformance(app, conformance);
+  CLI::App* child_command = app.add_subcommand(stratagem::conformance::child_command)->group("");
 
   try {
     app.parse(argc, argv);
@@ -79,6 +106,8 @@ int main(int argc, char** argv) {
     if (*predict) return run(STG_STAGE_PREDICT, options);
     if (*plugins_command) return plugins(file, options.json);
     if (*doctor_command) return doctor(file, options.json);
+    if (*conformance_command) return stratagem::conformance::run(conformance);
+    if (*child_command) return stratagem::conformance::run_child();
     if (*inspect_command) return inspect(file, options.json);
     return schema(strategy, model);
   } catch (const std::exception& error) {

@@ -226,13 +226,13 @@ static void in_a_child(void) {
   SUCCEEDS(stg_session_step(of.session, 1, NULL));
   const pid_t child = fork();
   if (child == 0) {
-    const int num_before = num_failures;
+    const int num_before = count_failures();
     alarm(5);
     refuses(of.session, STG_FAILED_PRECONDITION, "is a child of fork");
     FAILS(stg_session_open(&of.args, &another), STG_FAILED_PRECONDITION, "is a child of fork");
     stg_session_close(of.session);
     /* As another program: to ThreadSanitizer the parent's threads would look leaked by this one. */
-    execlp(num_failures == num_before ? "true" : "false", "child", (char*)NULL);
+    execlp(count_failures() == num_before ? "true" : "false", "child", (char*)NULL);
     _exit(2);
   }
   CHECK(waitpid(child, &status, 0) == child);

@@ -94,7 +94,7 @@ static void own_loop(void) {
   FAILS(stg_session_run(of.session, &tree), STG_FAILED_PRECONDITION, "STG_SESSION_OWN_LOOP");
   FAILS(stg_session_step(of.session, 1, NULL), STG_FAILED_PRECONDITION, "STG_SESSION_OWN_LOOP");
   SUCCEEDS(stg_session_strategy(of.session, &api, &instance));
-  CHECK(api == the_host.api && instance != NULL);
+  CHECK(api == the_host.factory->api && instance != NULL);
   if (instance == NULL) return;
   stg_update_args how;
   memset(&how, 0, sizeof how);

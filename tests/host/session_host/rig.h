@@ -8,7 +8,8 @@
 
 #include <stratagem/session.h>
 
-#include "../../abi/model_host/mlp.h"
+#include "conformance/fixture/mlp.h"
+#include "run.h"
 
 #define NUM_ROWS 10
 #define LR 0.125

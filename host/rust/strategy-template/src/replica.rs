@@ -74,6 +74,9 @@ impl Replica {
         out.struct_size = size_of::<stg_model_description>() as u64;
         unsafe {
             check(self.table.describe.unwrap()(self.table.self_, self.raw, &mut out), "the model's describe")?;
+            if out.loss_kind > STG_LOSS_SUM.into() {
+                return invalid(format!("the model's loss_kind is {}; known are 0 (mean) and 1 (sum)", out.loss_kind));
+            }
             let parameters = read_all(out.parameters, out.num_parameters, "parameter")?;
             Ok((parameters, read_all(out.buffers, out.num_buffers, "buffer")?, out))
         }
@@ -124,6 +127,9 @@ impl Replica {
         };
         let error = unsafe { self.table.backward.unwrap()(self.table.self_, self.raw, graph.0, scale, 0, &sink) };
         unsafe { check(error, "the model's backward")? };
+        if !parameters.is_empty() && !collected.seen.contains(&true) {
+            return invalid("the model reported neither a gradient nor null for any parameter");
+        }
         Ok(collected.gradients)
     }
 

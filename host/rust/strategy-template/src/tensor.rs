@@ -90,11 +90,17 @@ pub fn fault(tensor: *const stg_tensor) -> Option<&'static str> {
         .or_else(|| of(view.num_dims > 0 && view.shape.is_null(), "a tensor without a shape"))
         .or_else(|| of(shape(view).iter().any(|&size| size < 0), "a tensor with a negative size"))
         .or_else(|| of(view.dtype.lanes != 1, "a tensor whose elements have lanes"))
-        .or_else(|| of(!matches!(view.dtype.bits, 8 | 16 | 32 | 64 | 128), "a tensor of an unknown dtype"))
+        .or_else(|| of(!is_known(view.dtype), "a tensor of an unknown dtype"))
         .or_else(|| of(view.device.kind != STG_DEVICE_CPU, "a tensor that is not on the CPU"))
+        .or_else(|| of(view.byte_offset >= 1 << 62, "a tensor whose byte_offset overflows"))
         .or_else(|| of(extent_bytes(view).is_none(), "a tensor whose sizes or strides are negative or overflow"))
         .or_else(|| of(numel(view) > 0 && view.data.is_null(), "a tensor with elements but no memory"))
         .or_else(|| of(!is_aligned(view), "a tensor whose memory is not aligned for its elements"))
+}
+
+fn is_known(dtype: stg_dtype) -> bool {
+    let codes = [STG_DTYPE_INT, STG_DTYPE_UINT, STG_DTYPE_FLOAT, STG_DTYPE_BFLOAT, STG_DTYPE_COMPLEX, STG_DTYPE_BOOL];
+    codes.contains(&dtype.code.into()) && matches!(dtype.bits, 8 | 16 | 32 | 64 | 128)
 }
 
 fn is_aligned(view: &stg_tensor_view) -> bool {
