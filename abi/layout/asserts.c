@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The layout of ABI 1.0 as asserts: compiles where structs and constants are those of abi/layout/1.0.json.
+ * The layout of ABI 1.0 as asserts: compiles where structs and constants are what libclang found.
  * Made from the headers by `./run layout`; not to be edited.
  */
 #include <stratagem/abi.h>

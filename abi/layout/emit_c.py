@@ -6,7 +6,7 @@ def asserts(layout):
     lines = [
         "/* SPDX-License-Identifier: Apache-2.0",
         " *",
-        f" * The layout of ABI {layout['abi']} as asserts: compiles where structs and constants are those of abi/layout/{layout['abi']}.json.",
+        f" * The layout of ABI {layout['abi']} as asserts: compiles where structs and constants are what libclang found.",
         " * Made from the headers by `./run layout`; not to be edited.",
         " */",
         *(f"#include <{name}>" for name in sorted(layout["headers"])),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The headers as data: read by libclang, with their comments, as the dictionary that abi/layout/<version>.json holds.
+"""The headers as data: read by libclang, with their comments, as a dictionary.
 
 libclang knows types, sizes and offsets. It does not know which comment belongs to what, so that is settled here, by lines: a comment
 belongs to what begins on the next line, or to what it follows on its own line. One that does neither is a section of its own, so

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The headers are the only source: this reads them, and writes all that is made from them.
 
-    layout.py write ROOT          write abi/layout/<version>.json and what comes from it
-    layout.py check ROOT          fail where a file is not what `write` would make it
-    layout.py extract HEADER...   the layout of some headers (.../stratagem/x.h), as JSON, to the standard output
+    layout.py write ROOT              write what is made from them
+    layout.py check ROOT              fail where a file is not what `write` would make it
+    layout.py extract HEADER...       the layout of some headers (.../stratagem/x.h), as JSON, to the standard output
+    layout.py drift ROOT              fail where they break a kept release (abi/layout/<version>.json)
+    layout.py accept ROOT [freeze]    keep them as the release that they say they are; see drift.py
 
 A header that can't be taken as it is (a function without a thread tag, a pointer without a lifetime, a construct that the layout
 can't express) is told with its place and the way out; then nothing is written. Exit status: 0 all is well, 1 it is not, 77 there is
@@ -20,10 +22,12 @@ try:
 except ImportError as missing:
     print(f"no libclang for {sys.executable} ({missing}); `./run layout` sets it up, or: pip install -r core/libtorch/tools.lock")
     sys.exit(77)
+import drift
 import emit_c
 import emit_julia
 import emit_pages
 import emit_python
+from releases import promises
 
 
 def own_headers(root):
@@ -43,7 +47,6 @@ def read(headers):
 def made_from(layout):
     """All that is made: {path: text}."""
     return {
-        f"abi/layout/{layout['abi']}.json": json.dumps(layout, indent=1, ensure_ascii=False) + "\n",
         "abi/layout/asserts.c": emit_c.asserts(layout),
         "host/julia/src/generated.jl": emit_julia.declarations(layout),
         "host/python/stratagem/_generated.py": emit_python.declarations(layout),
@@ -82,9 +85,29 @@ def check(root):
     return 0
 
 
+def check_drift(root):
+    wrong, news = drift.check(root, promises(read(own_headers(root))), read)
+    print("\n".join([*wrong, *news]))
+    if wrong:
+        print("What was released stays as it was: docs/versioning.md. Before 1.0 is frozen, deliberately: ./run abi-accept")
+    else:
+        print("all kept promises hold")
+    return 1 if wrong else 0
+
+
+def accept(root, freeze):
+    wrong = drift.accept(root, promises(read(own_headers(root))), own_headers(root), read, freeze)
+    print("\n".join(wrong) or "kept; commit abi/layout with docs/versioning.md")
+    return 1 if wrong else 0
+
+
 def main(arguments):
     if len(arguments) == 2 and arguments[0] in ("write", "check"):
         return {"write": write, "check": check}[arguments[0]](pathlib.Path(arguments[1]))
+    if len(arguments) == 2 and arguments[0] == "drift":
+        return check_drift(pathlib.Path(arguments[1]))
+    if len(arguments) in (2, 3) and arguments[0] == "accept" and arguments[2:] in ([], ["freeze"]):
+        return accept(pathlib.Path(arguments[1]), bool(arguments[2:]))
     if len(arguments) > 1 and arguments[0] == "extract":
         print(json.dumps(read({f"stratagem/{pathlib.Path(a).name}": a for a in arguments[1:]}), indent=1, ensure_ascii=False))
         return 0

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/error.hpp"
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <new>
+#include <nlohmann/json.hpp>
 
 #include "base/disk.hpp"
 
@@ -12,6 +14,13 @@ namespace stratagem {
 ExceptionTranslator translate_foreign_exception = nullptr;
 
 namespace {
+
+/// Texts that cross are UTF-8, but a message may quote a file or a path, which can hold any byte: U+FFFD stands for what isn't UTF-8.
+std::string as_utf8(const std::string& text) {
+  if (std::all_of(text.begin(), text.end(), [](char letter) { return static_cast<unsigned char>(letter) < 0x80; })) return text;
+  return nlohmann::json::parse(nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace))
+      .get<std::string>();
+}
 
 // One allocation per error: the ABI's struct first, what it points to behind it.
 struct OwnedError {
@@ -84,7 +93,7 @@ std::string code_name(uint32_t code) {
 stg_error* to_abi(const Error& error) noexcept {
   try {
     auto owned = std::make_unique<OwnedError>();
-    owned->message = error.message;
+    owned->message = as_utf8(error.message);
     owned->cause = error.origin != nullptr ? error.origin : error.cause;
     owned->abi = {error.code == STG_OK ? STG_UNKNOWN : error.code,
                   error.own_flags(),

@@ -25,7 +25,7 @@ constexpr uint16_t own_machine = EM_AARCH64;
 #endif
 
 constexpr uint64_t max_description_bytes = 1 << 20;
-constexpr uint64_t max_note_segment_bytes = 16 << 20;
+constexpr uint64_t max_note_segments_bytes = 16 << 20;  // of all of them: a file of one such size can name it thousands of times
 constexpr uint64_t max_program_headers = 4096;
 constexpr uint64_t max_needed = 1024, max_name_bytes = 4096;  // a damaged file must not keep us long
 
@@ -71,6 +71,7 @@ class ElfFile {
 
   std::string description() const {
     std::optional<std::string> found;
+    uint64_t note_bytes = 0;
     for (const Elf64_Phdr& segment : read_segments()) {
       // The dynamic loader maps what a truncated file promises, and the process dies of SIGBUS.
       const bool is_note = segment.p_type == PT_NOTE, is_read = is_note || (segment.p_type == PT_LOAD && segment.p_filesz != 0);
@@ -78,7 +79,13 @@ class ElfFile {
         throw data_loss(name(), " is damaged or cut off: a ", is_note ? "note segment" : "segment", " of ", segment.p_filesz,
                         " bytes at byte ", segment.p_offset, ", the file has ", file_.size_bytes);
       }
-      if (is_note) visit_segment(segment, found);
+      if (!is_note) continue;
+      note_bytes += segment.p_filesz;
+      if (note_bytes > max_note_segments_bytes) {
+        throw invalid_argument(name(), ": note segments of ", note_bytes, " bytes; at most ", max_note_segments_bytes,
+                               " are read");
+      }
+      visit_segment(segment, found);
     }
     if (!found)
       throw not_found(name(),
@@ -190,10 +197,6 @@ class ElfFile {
 
   // Goes from note to note; each advances by at least a note's header, so that it ends.
   void visit_segment(const Elf64_Phdr& segment, std::optional<std::string>& found) const {
-    if (segment.p_filesz > max_note_segment_bytes) {
-      throw invalid_argument(name(), ": a note segment of ", segment.p_filesz, " bytes; at most ", max_note_segment_bytes,
-                             " are read");
-    }
     const uint64_t alignment = segment.p_align == 8 ? 8 : 4;
     const auto aligned = [&](uint64_t offset) { return (offset + alignment - 1) / alignment * alignment; };
     uint64_t at = 0;

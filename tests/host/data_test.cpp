@@ -79,6 +79,12 @@ TEST_CASE("An IDX header that promises more than is there is refused with both n
   CHECK(error.message == Contains{"33554432 bytes of elements expected by its header, 2 found"});
   const Error huge = error_of([] { idx(bytes("00 00 0E 03 FF FF FF FF FF FF FF FF FF FF FF FF 00")); });
   CHECK(huge.message == Contains{"more elements than can be counted"});
+  // A size of 0 doesn't excuse the others: whoever multiplies them from the end meets an overflow.
+  const Error none = error_of([] { idx(bytes("00 00 08 04 00 00 00 00 FF FF FF FF FF FF FF FF FF FF FF FF")); });
+  CHECK(none.message == Contains{"more elements than can be counted"});
+  std::string many = "00 00 08 41";
+  for (int i = 0; i < 65; ++i) many += " 00 00 00 01";
+  CHECK(error_of([&] { idx(bytes(many + " 00")); }).message == Contains{"65 dimensions; at most 64"});
 }
 
 TEST_CASE("An IDX file of another length than its header says is refused with both") {

@@ -4,6 +4,7 @@
 #include "libstratagem/loop/instance.hpp"
 
 #include "base/structs.hpp"
+#include "libstratagem/plugins/loader.hpp"
 #include "support.hpp"
 
 using namespace stratagem;
@@ -81,4 +82,18 @@ TEST_CASE("A strategy without states has nothing to put back after validation") 
   Tree nothing = strategy.side_state();
   CHECK(nothing.root().type == STG_NONE);
   CHECK_NOTHROW(strategy.put_back(std::move(nothing)));
+}
+
+TEST_CASE("Of a plugin whose slots are null each function is absent, told by its name, and one without create is refused") {
+  const auto factory_in = [](const char* file) -> const stg_strategy_factory& {
+    return find_strategy(load_plugin(TEST_PLUGINS "/bad/" + std::string(file)), "bad");
+  };
+  StrategyInstance strategy(factory_in("null_slots.so"), Json::object(), nullptr);
+  CHECK(error_of([&] { strategy.setup(nullptr, STG_STAGE_FIT); }).message == "the strategy \"bad\" has no function setup");
+  CHECK(error_of([&] { strategy.devices(); }).message == "the strategy \"bad\" has no function devices");
+  CHECK(error_of([&] { strategy.export_state(0); }).code == STG_UNIMPLEMENTED);
+  CHECK(strategy.decide(true, STG_DECIDE_ALL));
+  CHECK_FALSE(strategy.can_save());
+  CHECK(error_of([&] { StrategyInstance(factory_in("none.so"), Json::object(), nullptr); }).message ==
+        "the strategy \"bad\" has no create or no destroy in its table");
 }

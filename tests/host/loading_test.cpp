@@ -37,6 +37,8 @@ TEST_CASE("A plugin with one fault is refused with the file and the fault") {
       {"other_factories", ": its table's list of strategies is (none), its note's bad"},
       {"refuses", " refuses this host: wants a host that was made on a Tuesday"},
       {"probe_disagrees", ": its probe says ABI 1.0 to 1.4, its note says "},
+      {"probe_other_major", ": its probe says ABI 2.0 to 2.0, its note says "},
+      {"probe_chooses_newer", ": its probe chose ABI minor 3, which this host doesn't speak"},
       {"null_factory", ": factory 0 of its table is null"},
       {"odd_answer", ": its probe answered 77 to a correct request"},
   };

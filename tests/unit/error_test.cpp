@@ -76,6 +76,17 @@ TEST_CASE("an error crosses the ABI and back with all its parts") {
   CHECK(received.cause == nullptr);
 }
 
+TEST_CASE("an error's text crosses the ABI as UTF-8, whatever bytes of a file or a path it quotes") {
+  const auto crossed = [](const std::string& text) {
+    const ErrorPtr error{to_abi(data_loss(text))};
+    return std::string(error->message.data, error->message.size_bytes);
+  };
+  for (const char* fine : {"", "the key 'a\"\\\n'", "der Schl\xc3\xbcssel \xf0\x9f\x94\x91", "no\x01control"})
+    CHECK(crossed(fine) == fine);
+  CHECK(crossed("the key '\xff\xc3' of \xc3\xbc") == "the key '\xef\xbf\xbd\xef\xbf\xbd' of \xc3\xbc");
+  CHECK(crossed("cut \xe2\x82") == "cut \xef\xbf\xbd");
+}
+
 TEST_CASE("an error is by default of no replica, rank or device, and leaves the instance usable") {
   const ErrorPtr error{to_abi(invalid_argument("lr is ", -1))};
   CHECK(text_of(*error) == "lr is -1");

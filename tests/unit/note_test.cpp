@@ -208,7 +208,17 @@ TEST_CASE("a note that is too large is not read") {
 TEST_CASE("a segment of notes that is too large is not walked through") {
   NoteFile file;
   file.refused({}, [](Elf& e) { e.notes = std::string((size_t{16} << 20) + 4, '\0'); }, STG_INVALID_ARGUMENT,
-               {"a note segment of 16777220 bytes; at most 16777216"});
+               {"note segments of 16777220 bytes; at most 16777216"});
+}
+
+TEST_CASE("notes that many segments name over and over are not walked through as often") {
+  NoteFile file;
+  const auto twice = [](Elf& e) {
+    e.notes = note("GNU", 1, std::string(size_t{9} << 20, '\0'));
+    e.segments[0] = e.segments[1];
+    e.segments[0].p_filesz = e.notes.size();
+  };
+  file.refused({}, twice, STG_INVALID_ARGUMENT, {"note segments of 18874400 bytes; at most 16777216"});
 }
 
 TEST_CASE("a note that is no JSON, or not the JSON that was agreed on, is refused by key") {

@@ -61,14 +61,11 @@ Header read_header(ByteReader& reader, const std::string& name) {
   header.dtype = *dtype;
   const std::vector<uint8_t> sizes = reader.read(uint64_t{4} * magic[3]);
   if (sizes.size() < size_t{4} * magic[3]) throw data_loss(name, " ends within its header");
-  header.size_bytes = element_size_bytes(*dtype);
-  for (size_t i = 0; i < sizes.size(); i += 4) {
-    const uint32_t size = big_endian(&sizes[i]);
-    header.shape.push_back(size);
-    if (__builtin_mul_overflow(header.size_bytes, uint64_t{size}, &header.size_bytes)) {
-      throw invalid_argument(name, ": its header promises more elements than can be counted");
-    }
-  }
+  if (magic[3] > 64) throw invalid_argument(name, ": ", int{magic[3]}, " dimensions; at most 64 are possible");
+  for (size_t i = 0; i < sizes.size(); i += 4) header.shape.push_back(big_endian(&sizes[i]));
+  const std::optional<uint64_t> size_bytes = checked_size_bytes(*dtype, header.shape);
+  if (!size_bytes) throw invalid_argument(name, ": its header promises more elements than can be counted");
+  header.size_bytes = *size_bytes;
   return header;
 }
 

@@ -24,6 +24,9 @@
 #define FAULT_MISSING_DEPENDENCY 16
 #define FAULT_NONE_WITH_DEPENDENCY 17
 #define FAULT_SCHEMA 18
+#define FAULT_PROBE_OTHER_MAJOR 19
+#define FAULT_PROBE_CHOOSES_NEWER 20
+#define FAULT_NULL_SLOTS 21
 
 #if FAULT == FAULT_OTHER_MAJOR
 #define ABI "{\"major\": 2, \"min_minor\": 3, \"max_minor\": 5}"
@@ -46,7 +49,18 @@ STG_PLUGIN_NOTE("{\"name\": \"bad\", \"version\": \"1.0.0\", \"abi\": " ABI
 
 #if FAULT != FAULT_NO_PROBE
 
+#if FAULT == FAULT_NULL_SLOTS
+/* It can be made and destroyed, and has no function besides. */
+static stg_error *create(const stg_create_args *args, stg_strategy **out) {
+  (void)args;
+  *out = (void *)out;
+  return NULL;
+}
+static void destroy(stg_strategy *self) { (void)self; }
+static stg_strategy_api api = {.struct_size = sizeof(stg_strategy_api), .create = create, .destroy = destroy};
+#else
 static stg_strategy_api api = {.struct_size = sizeof(stg_strategy_api)};
+#endif
 static const uint32_t kinds[] = {STG_DEVICE_CPU};
 
 static stg_string text(const char *s) { return (stg_string){s, strlen(s)}; }
@@ -75,10 +89,10 @@ static const stg_plugin *table(void) {
 STG_EXPORT uint32_t stg_plugin_probe(const stg_probe_request *request, stg_probe_reply *reply) {
   static const char refusal[] = "wants a host that was made on a Tuesday";
   (void)request;
-  reply->abi_major = 1;
+  reply->abi_major = FAULT == FAULT_PROBE_OTHER_MAJOR ? 2 : 1;
   reply->min_minor = 0;
   reply->max_minor = FAULT == FAULT_PROBE_DISAGREES ? 4 : 0;
-  reply->minor = 0;
+  reply->minor = FAULT == FAULT_PROBE_CHOOSES_NEWER ? 3 : 0;
   reply->plugin = table();
   reply->text_size_bytes = 0;
   if (FAULT == FAULT_ODD_ANSWER) return 77;
