@@ -151,7 +151,7 @@ class Counted : public Net {
 };
 
 void weigh_on_devices(const std::string& options) {
-  const auto instance = on_emulated("data_parallel", "[0, 1, 0]", sgd + options);
+  const auto instance = on_accelerator("data_parallel", "[0, 1, 0]", sgd + options);
   instance->setup(model_of<Counted>().get());
   for (int64_t step = 0; step < 3; ++step) {
     instance->accumulate(net_batch(8, step));
